@@ -1,0 +1,507 @@
+"""From a message or item of any dialect to its canonical atoms.
+
+Invariant: equal meaning, equal atoms, whether the item came as Chat message, Responses item or Anthropic message. The
+item's type decides before its role; a type that is on no list is refused, never ignored. What only transports
+(ids, status, `cache_control`, signatures, token arrays) is left out on the item and its parts, and never inside
+arguments, inputs or media.
+
+Not here: digests (fingerprint), what is matched with what (selection), what a request continues (lineage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, cast
+
+import msgspec
+
+from gristmill.canonical import (
+    MAX_ITEM_CHARS,
+    JsonNumber,
+    JsonValue,
+    RepeatedKeys,
+    canonical_text,
+    canonical_text_of_json,
+)
+from gristmill.errors import Code, SelectionError
+from gristmill.records import Atom
+
+__all__ = ["EMPTY", "Item", "argument_atom", "environment_atoms", "read_item", "strip_transport"]
+
+EMPTY: Final = Atom("empty")
+_EMPTY_ATOMS: Final = (EMPTY,)
+_NO_ARGUMENTS: Final = "{}"
+
+_SERVER_EXECUTED: Final = frozenset(
+    {
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "mcp_call",
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "tool_search_call",
+    }
+)
+_CONTEXT_MARKERS: Final = frozenset(
+    {"compaction", "compaction_summary", "compaction_trigger", "context_compaction", "context_management"}
+)
+_ENVIRONMENT_ROLES: Final = frozenset({"user", "system", "developer", "tool", "function"})
+_MEDIA_PARTS: Final = frozenset(
+    {
+        "image",
+        "image_url",
+        "input_image",
+        "output_image",
+        "audio",
+        "input_audio",
+        "output_audio",
+        "file",
+        "input_file",
+        "document",
+        "video",
+        "video_url",
+        "input_video",
+    }
+)
+_TEXT_PARTS: Final = frozenset({"text", "output_text", "input_text"})
+_TRANSPORT: Final = frozenset(
+    {
+        "id",
+        "status",
+        "index",
+        "cache_control",
+        "annotations",
+        "logprobs",
+        "token_ids",
+        "prompt_token_ids",
+        "generation_token_ids",
+        "generation_log_probs",
+    }
+)
+
+
+class Item(msgspec.Struct, frozen=True, gc=False):
+    """One returned or served item, read.
+
+    Attributes:
+        authored: the model made it; False for what the environment (user, tools, harness markers) put there.
+        atoms: what it says; of authored items never empty (`(EMPTY,)` if nothing is visible).
+        id: its item id, if it has one.
+        type: its type, or `message`.
+        tool_result: an environment item that is nothing but results of tool calls.
+        tool_call_id: of an authored item that is one tool call: the id its result refers to.
+    """
+
+    authored: bool
+    atoms: tuple[Atom, ...]
+    id: str | None
+    type: str
+    tool_result: bool = False
+    tool_call_id: str | None = None
+
+
+_FUNCTION_RESULT: Final = Item(False, (), None, "function_call_output", True)
+
+
+def read_item(value: JsonValue, where: str = "$") -> Item:
+    """Read one item of a history or a reply.
+
+    Args:
+        value: a decoded Chat or Anthropic message, or a Responses item.
+        where: JSON path of the item, for errors.
+
+    Raises:
+        SelectionError: `output_malformed`, `item_type_unsupported`, `item_too_deep`, `item_too_large`.
+    """
+    if type(value) is not dict:
+        value = _object(value, where)
+    kind = value.get("type")
+    if kind is None or kind == "message":
+        role = value.get("role")
+        if role == "assistant":
+            return _assistant_message(value, where)
+        if isinstance(role, str) and role in _ENVIRONMENT_ROLES:
+            return Item(False, (), _item_id(value, where), "message", _is_tool_result(value, role))
+        if not isinstance(role, str):
+            raise _malformed(where + ".role", "a string", role)
+        raise _unsupported(value, f"message of role {role!r}", where)
+    reader = _AUTHORED_TYPES.get(kind) if isinstance(kind, str) else None
+    if reader is not None:
+        return reader(value, where)
+    if not isinstance(kind, str):
+        raise _malformed(where + ".type", "a string", kind)
+    if kind.endswith("_output"):
+        item_id = value.get("id")
+        if item_id is None and kind == "function_call_output":
+            return _FUNCTION_RESULT
+        return Item(False, (), _item_id(value, where), kind, True)
+    if kind in _CONTEXT_MARKERS:
+        return Item(False, (), _item_id(value, where), kind)
+    raise _unsupported(value, f"item type {kind!r}", where)
+
+
+def _object(value: JsonValue, where: str) -> dict[str, JsonValue]:
+    if isinstance(value, RepeatedKeys):
+        raise SelectionError(
+            Code.OUTPUT_MALFORMED, "expected an object whose keys are unique, got a repeated key", where=where
+        )
+    if isinstance(value, Mapping):
+        return dict(cast(Mapping[str, JsonValue], value))
+    raise _malformed(where, "an object", value)
+
+
+def _malformed(where: str, expected: str, got: object) -> SelectionError:
+    names = {
+        dict: "object",
+        list: "array",
+        str: "string",
+        JsonNumber: "number",
+        int: "number",
+        float: "number",
+    }
+    name = "null" if got is None else names.get(type(got), type(got).__name__)
+    return SelectionError(Code.OUTPUT_MALFORMED, f"expected {expected}, got {name}", where=where)
+
+
+def _unsupported(value: Mapping[str, JsonValue], what: str, where: str) -> SelectionError:
+    item_id = _word(value.get("id"))
+    named = f" (id {item_id})" if item_id else ""
+    reason = "it is executed by a server" if _word(value.get("type")) in _SERVER_EXECUTED else "it is on no list"
+    return SelectionError(
+        Code.ITEM_TYPE_UNSUPPORTED,
+        f"{what}{named} can neither be matched nor passed over: {reason}",
+        where=where,
+        evidence={key: word for key in ("type", "id", "role") if (word := _word(value.get(key)))},
+    )
+
+
+def _item_id(value: Mapping[str, JsonValue], where: str) -> str | None:
+    item_id = value.get("id")
+    if item_id is None or isinstance(item_id, str):
+        return item_id or None
+    raise _malformed(where + ".id", "a string or null", item_id)
+
+
+def _word(value: JsonValue) -> str:
+    """Return a string as it is and anything else as the empty string, to look it up in a set of names."""
+    return value if type(value) is str else ""
+
+
+def _text(value: JsonValue, where: str) -> str:
+    """Read a string that may be null or absent."""
+    if value is None:
+        return ""
+    if type(value) is not str:
+        raise _malformed(where, "a string or null", value)
+    if len(value) > MAX_ITEM_CHARS:
+        raise SelectionError(
+            Code.ITEM_TOO_LARGE,
+            f"expected at most {MAX_ITEM_CHARS} characters, got {len(value)}",
+            where=where,
+        )
+    return value
+
+
+def _list(value: JsonValue, where: str) -> Sequence[JsonValue]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise _malformed(where, "an array or null", value)
+    return cast(Sequence[JsonValue], value)
+
+
+# Assistant messages
+
+
+def _assistant_message(value: dict[str, JsonValue], where: str) -> Item:
+    item_id = value.get("id")
+    if item_id is not None and type(item_id) is not str:
+        raise _malformed(where + ".id", "a string or null", item_id)
+    content = value.get("content")
+    # A text and nothing else that the model can see is by far the most frequent message.
+    if value.keys() <= _PLAIN_MESSAGE_KEYS:
+        text: str | None = None
+        if type(content) is str:
+            text = _text(content, where + ".content") if len(content) > MAX_ITEM_CHARS else content
+        elif type(content) is list and len(content) == 1 and type(content[0]) is dict:
+            part = content[0]
+            if _word(part.get("type")) in _TEXT_PARTS:
+                text = _text(part.get("text"), where + ".content[0].text")
+        if text is not None:
+            return Item(True, (Atom("text", text),) if text else _EMPTY_ATOMS, item_id or None, "message")
+    parts = _MessageParts()
+    parts.read_reasoning_fields(value, where)
+    parts.read_content(content, where + ".content")
+    parts.read_refusal(_text(value.get("refusal"), where + ".refusal"))
+    audio = value.get("audio")
+    if audio is not None:
+        parts.visible.append(_other({"type": "audio", "audio": audio}, where + ".audio"))
+    for index, call in enumerate(_list(value.get("tool_calls"), where + ".tool_calls")):
+        parts.calls.append(_chat_tool_call(call, f"{where}.tool_calls[{index}]"))
+    if value.get("function_call") is not None:
+        legacy = _object(value["function_call"], where + ".function_call")
+        parts.calls.append(_function_atom(legacy, "", where + ".function_call", legacy.get("arguments")))
+    atoms = parts.atoms()
+    only_call = atoms[0].call_id if len(atoms) == 1 and atoms[0].kind == "tool_call" else None
+    return Item(True, atoms, item_id or None, "message", tool_call_id=only_call)
+
+
+_PLAIN_MESSAGE_KEYS: Final = frozenset({"type", "role", "content", "id", "status"})
+
+
+class _MessageParts:
+    """Collects the parts of one message, to be put into the canonical order."""
+
+    def __init__(self) -> None:
+        self.reasoning: list[str] = []
+        self.payloads: list[Atom] = []
+        self.visible: list[Atom] = []
+        self.calls: list[Atom] = []
+
+    def read_reasoning_fields(self, value: dict[str, JsonValue], where: str) -> None:
+        first = _text(value.get("reasoning_content"), where + ".reasoning_content")
+        second = _text(value.get("reasoning"), where + ".reasoning")
+        if first and second and first != second:
+            raise SelectionError(
+                Code.OUTPUT_MALFORMED,
+                "expected `reasoning` and `reasoning_content` to be equal where both are given, got two texts",
+                where=where,
+            )
+        if first or second:
+            self.reasoning.append(first or second)
+
+    def read_content(self, content: JsonValue, where: str) -> None:
+        if content is None:
+            return
+        if isinstance(content, str):
+            self.read_text(_text(content, where))
+            return
+        if not isinstance(content, list | tuple):
+            raise _malformed(where, "a string, an array of parts or null", content)
+        for index, raw in enumerate(cast(Sequence[JsonValue], content)):
+            place = f"{where}[{index}]"
+            self.read_part(_object(raw, place), place)
+
+    def read_text(self, text: str) -> None:
+        if not text:
+            return
+        if self.visible and self.visible[-1].kind == "text":
+            text = self.visible.pop().text + text
+        self.visible.append(Atom("text", text))
+
+    def read_refusal(self, text: str) -> None:
+        if text:
+            self.visible.append(Atom("refusal", text))
+
+    def read_part(self, part: dict[str, JsonValue], where: str) -> None:
+        kind = _word(part.get("type"))
+        if kind in _TEXT_PARTS:
+            self.read_text(_text(part.get("text"), where + ".text"))
+        elif kind == "refusal":
+            self.read_refusal(_text(part.get("refusal"), where + ".refusal"))
+        elif kind == "thinking":
+            self.reasoning.append(_text(part.get("thinking"), where + ".thinking"))
+        elif kind == "redacted_thinking":
+            data = _text(part.get("data"), where + ".data")
+            if data:
+                self.payloads.append(Atom("reasoning_payload", data))
+        elif kind == "tool_use":
+            self.calls.append(_function_atom(part, part.get("id"), where, part.get("input")))
+        elif kind in _MEDIA_PARTS:
+            self.visible.append(_other(part, where))
+        elif kind:
+            raise _unsupported(part, f"content part {kind!r} of an assistant message", where)
+        else:
+            raise _malformed(where + ".type", "a string", part.get("type"))
+
+    def atoms(self) -> tuple[Atom, ...]:
+        text = "".join(self.reasoning)
+        reasoning = (Atom("reasoning", text),) if text else ()
+        return (*reasoning, *self.payloads, *self.visible, *self.calls) or _EMPTY_ATOMS
+
+
+def strip_transport(part: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Leave out the keys of a part that only transport, and its null-valued keys; deeper ones stay."""
+    return {key: value for key, value in part.items() if value is not None and key not in _TRANSPORT}
+
+
+def _other(part: Mapping[str, JsonValue], where: str) -> Atom:
+    return Atom("other", canonical_text(strip_transport(part), where))
+
+
+# Tool calls
+
+
+def argument_atom(arguments: JsonValue, *, name: str, call_id: str, where: str = "$") -> Atom:
+    """Make the atom of a function call: its arguments are a JSON value if they are JSON, else exact text."""
+    # Of what Python calls false, JSON's 0, false and [] are arguments.
+    if not arguments and (arguments is None or arguments == "" or isinstance(arguments, dict)):
+        return Atom("tool_call", _NO_ARGUMENTS, "json", "function", name, call_id)
+    if type(arguments) is str:
+        text = canonical_text_of_json(arguments, where)
+        if text is None:
+            return Atom("tool_call", arguments, "text", "function", name, call_id)
+    else:
+        text = canonical_text(arguments, where)
+    return Atom("tool_call", _NO_ARGUMENTS if text == "null" else text, "json", "function", name, call_id)
+
+
+def _tool_name(value: Mapping[str, JsonValue], where: str) -> str:
+    name = value.get("name")
+    if type(name) is not str:
+        raise _malformed(where + ".name", "a string", name)
+    namespace = value.get("namespace")
+    if namespace:
+        return f"{_text(namespace, where + '.namespace')}__{name}"
+    return name
+
+
+def _function_atom(value: Mapping[str, JsonValue], call_id: JsonValue, where: str, arguments: JsonValue) -> Atom:
+    return argument_atom(
+        arguments, name=_tool_name(value, where), call_id=_text(call_id, where + ".call_id"), where=where
+    )
+
+
+def _chat_tool_call(raw: JsonValue, where: str) -> Atom:
+    call = _object(raw, where)
+    kind = call.get("type")
+    if kind is None or kind == "function":
+        function = _object(call.get("function"), where + ".function")
+        return _function_atom(function, call.get("id"), where + ".function", function.get("arguments"))
+    if kind == "custom":
+        custom = _object(call.get("custom"), where + ".custom")
+        return _exact_atom("custom", _tool_name(custom, where), call.get("id"), custom.get("input"), where)
+    if not isinstance(kind, str):
+        raise _malformed(where + ".type", "a string", kind)
+    raise _unsupported(call, f"tool call of type {kind!r}", where)
+
+
+def _exact_atom(tool: str, name: str, call_id: JsonValue, given: JsonValue, where: str) -> Atom:
+    """Make the atom of a call whose input is free-form: exact text, or the exact JSON object it was given as."""
+    identity = _text(call_id, where + ".call_id")
+    if given is None or type(given) is str:
+        return Atom("tool_call", _text(given, where), "text", tool, name, identity)
+    return Atom("tool_call", canonical_text(given, where), "json", tool, name, identity)
+
+
+def _function_call(value: dict[str, JsonValue], where: str) -> Item:
+    call_id = value.get("call_id")
+    atom = _function_atom(value, call_id, where, value.get("arguments"))
+    return Item(True, (atom,), _item_id(value, where), "function_call", tool_call_id=atom.call_id)
+
+
+def _custom_tool_call(value: dict[str, JsonValue], where: str) -> Item:
+    atom = _exact_atom("custom", _tool_name(value, where), value.get("call_id"), value.get("input"), where)
+    return Item(True, (atom,), _item_id(value, where), "custom_tool_call", tool_call_id=atom.call_id)
+
+
+def _action_call(kind: str, tool: str, *fields: str) -> Callable[[dict[str, JsonValue], str], Item]:
+    """Make the reader of a call type whose input stands in the first of `fields` that is given."""
+
+    def read(value: dict[str, JsonValue], where: str) -> Item:
+        given = next((value[name] for name in fields if value.get(name) is not None), None)
+        atom = _exact_atom(tool, tool, value.get("call_id"), given, where)
+        return Item(True, (atom,), _item_id(value, where), kind, tool_call_id=atom.call_id)
+
+    return read
+
+
+def _reasoning(value: dict[str, JsonValue], where: str) -> Item:
+    text = "".join(
+        _reasoning_text(part, f"{where}.content[{index}]")
+        for index, part in enumerate(_list(value.get("content"), where + ".content"))
+    )
+    if not text:
+        text = "".join(
+            _reasoning_text(part, f"{where}.summary[{index}]")
+            for index, part in enumerate(_list(value.get("summary"), where + ".summary"))
+        )
+    payload = _text(value.get("encrypted_content"), where + ".encrypted_content")
+    atoms = _EMPTY_ATOMS
+    if text:
+        atoms = (Atom("reasoning", text),)
+    elif payload:
+        atoms = (Atom("reasoning_payload", payload),)
+    return Item(True, atoms, _item_id(value, where), "reasoning")
+
+
+def _reasoning_text(raw: JsonValue, where: str) -> str:
+    return _text(_object(raw, where).get("text"), where + ".text")
+
+
+_AUTHORED_TYPES: Final[Mapping[str, Callable[[dict[str, JsonValue], str], Item]]] = {
+    "reasoning": _reasoning,
+    "function_call": _function_call,
+    "custom_tool_call": _custom_tool_call,
+    "local_shell_call": _action_call("local_shell_call", "local_shell", "action"),
+    "shell_call": _action_call("shell_call", "shell", "action"),
+    "apply_patch_call": _action_call("apply_patch_call", "apply_patch", "operation", "input"),
+    "computer_call": _action_call("computer_call", "computer", "actions", "action"),
+}
+
+
+# Environment items
+
+
+def _is_tool_result(value: Mapping[str, JsonValue], role: str) -> bool:
+    """Tell whether a message holds results of tool calls and nothing else."""
+    if role in {"tool", "function"}:
+        return True
+    content = value.get("content")
+    if not isinstance(content, list) or not content:
+        return False
+    parts = cast(list[JsonValue], content)
+    return all(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts)
+
+
+def environment_atoms(value: JsonValue, where: str = "$") -> tuple[Atom, ...]:
+    """Give the atoms of an environment item, for lineage: text joined, tool results, anything else as JSON.
+
+    A Chat `tool` message, a Responses `*_output` item and an Anthropic `tool_result` block of one result are equal.
+
+    Raises:
+        SelectionError: `output_malformed`, `item_too_deep`, `item_too_large`.
+    """
+    item = _object(value, where)
+    kind = item.get("type")
+    if isinstance(kind, str) and kind.endswith("_output"):
+        return (_result_atom(item.get("call_id"), item.get("output"), where),)
+    if _word(item.get("role")) in {"tool", "function"}:
+        return (_result_atom(item.get("tool_call_id"), item.get("content"), where),)
+    if kind is not None and kind != "message":
+        return (_other(item, where),)
+    return _content_atoms(item.get("content"), where + ".content")
+
+
+def _result_atom(call_id: JsonValue, content: JsonValue, where: str) -> Atom:
+    atoms = _content_atoms(content, where)
+    if not atoms or (len(atoms) == 1 and atoms[0].kind == "text"):
+        text = atoms[0].text if atoms else ""
+        return Atom("tool_result", text, "text", call_id=_text(call_id, where))
+    pieces = [[atom.kind, atom.text] for atom in atoms]
+    return Atom("tool_result", canonical_text(pieces, where), "json", call_id=_text(call_id, where))
+
+
+def _content_atoms(content: JsonValue, where: str) -> tuple[Atom, ...]:
+    if content is None or isinstance(content, str):
+        return (Atom("text", content),) if content else ()
+    if not isinstance(content, list | tuple):
+        return (Atom("other", canonical_text(content, where)),)
+    atoms: list[Atom] = []
+    for index, raw in enumerate(cast(Sequence[JsonValue], content)):
+        place = f"{where}[{index}]"
+        part = {"type": "text", "text": raw} if isinstance(raw, str) else _object(raw, place)
+        kind = _word(part.get("type"))
+        if kind in _TEXT_PARTS:
+            text = _text(part.get("text"), place + ".text")
+            if text and atoms and atoms[-1].kind == "text":
+                text = atoms.pop().text + text
+            if text:
+                atoms.append(Atom("text", text))
+        elif kind == "tool_result":
+            atoms.append(_result_atom(part.get("tool_use_id"), part.get("content"), place))
+        else:
+            atoms.append(_other(part, place))
+    return tuple(atoms)
