@@ -1,0 +1,216 @@
+"""Joins the chunks of a Chat, Completions or generate stream into the body that the same call would have had.
+
+Invariant: pieces are joined in the order they came, ids and log-probabilities like text; a chunk may carry
+none, one or many ids, ids without text, or text without ids. Nothing is complete before every choice has a
+finish reason and `[DONE]` has come.
+
+Not here: what the body means (choices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
+
+from gristmill.canonical import JsonValue, loads
+from gristmill.captures.choices import ItemsOf, error_text, read_document
+from gristmill.captures.fields import JsonObject, count_at, list_at, object_at, text_at
+from gristmill.captures.reply import Reply, ReplyChoice, Unexpected, failed_reply, malformed_reply
+from gristmill.captures.sse import DONE, ServerEvent, parse_events
+from gristmill.errors import Code, DecodeError
+from gristmill.records import Dialect, ResponseStatus
+
+__all__ = ["read_stream", "truncated"]
+
+_JOINED_IN_CALL = frozenset({"arguments", "input"})
+_ID_LISTS = ("token_ids", "response_token_ids")
+_LAST_SAID = ("finish_reason", "stop_reason", "matched_stop", "weight_versions", "meta_info", "raw_output")
+
+
+def read_stream(stream: bytes | str, dialect: Dialect, items_of: ItemsOf, *, echo: bool = False) -> Reply:
+    """Read a raw event stream; `echo` as in `choices.read_body`."""
+    try:
+        assembly = _Assembly()
+        assembly.add(parse_events(stream))
+    except (DecodeError, Unexpected) as error:
+        return malformed_reply(dialect, str(error))
+    if assembly.error is not None:
+        return failed_reply(dialect, assembly.error)
+    if not assembly.choices and not assembly.done:
+        return truncated(Reply(dialect=dialect, status=ResponseStatus.UNKNOWN, choices=(ReplyChoice(),)), "no choice")
+    reply = read_document(assembly.body(), dialect, items_of, echo=echo)
+    missing = assembly.missing_end()
+    return reply if missing is None else truncated(reply, missing)
+
+
+def truncated(reply: Reply, missing: str) -> Reply:
+    """Mark a reply whose stream ended before the protocol's terminal event; nothing of it counts as said."""
+    detail = f"the stream ended early: {missing}"
+    choices = tuple(_cut(choice, detail) for choice in reply.choices)
+    return msgspec.structs.replace(reply, choices=choices, status=ResponseStatus.UNKNOWN)
+
+
+def _cut(choice: ReplyChoice, detail: str) -> ReplyChoice:
+    if choice.reason is Code.REPLY_MALFORMED:
+        return choice
+    return msgspec.structs.replace(
+        choice, response_status=ResponseStatus.UNKNOWN, reason=Code.STREAM_TRUNCATED, detail=detail
+    )
+
+
+class _Assembly:
+    """What has come of a stream so far."""
+
+    def __init__(self) -> None:
+        self.root: JsonObject = {}
+        self.choices: dict[int, JsonObject] = {}
+        self.done = False
+        self.error: str | None = None
+
+    def add(self, events: Iterable[ServerEvent]) -> None:
+        """Add events up to `[DONE]`, an error, or the end.
+
+        Raises:
+            DecodeError: the data of an event is not JSON.
+            Unexpected: it is not a chunk.
+        """
+        for event in events:
+            if event.data.strip() == DONE:
+                self.done = True
+                return
+            chunk = object_at(loads(event.data), "$")
+            if event.event == "error" and "error" not in chunk:
+                chunk = {"error": chunk}
+            self.error = error_text(chunk)
+            if self.error is not None:
+                return
+            if event.event == "sglext" and "sglext" not in chunk:
+                chunk = {"sglext": chunk}
+            self._add_root(chunk)
+            for position, value in enumerate(list_at(chunk, "choices", "$") or ()):
+                where = f"$.choices[{position}]"
+                piece = object_at(value, where)
+                index = count_at(piece, "index", where) or 0
+                _join_choice(self.choices.setdefault(index, {"index": index}), piece, where)
+
+    def _add_root(self, chunk: JsonObject) -> None:
+        for key in ("id", "request_id", "model", "usage"):
+            if chunk.get(key) is not None:
+                self.root[key] = chunk[key]
+        extension = chunk.get("sglext")
+        if extension is not None:
+            said = object_at(extension, "$.sglext")
+            kept = cast(JsonObject, self.root.setdefault("sglext", {}))
+            kept.update({key: value for key, value in said.items() if value is not None})
+        prompt = chunk.get("prompt_token_ids")
+        if prompt is not None and self.root.setdefault("prompt_token_ids", prompt) != prompt:
+            raise Unexpected("the same ids in every chunk", "different ones", "$.prompt_token_ids")
+
+    def body(self) -> JsonObject:
+        """Return the body so far."""
+        return {**self.root, "choices": list(self.choices.values())}
+
+    def missing_end(self) -> str | None:
+        """Say what the protocol's end still lacks, None where the stream is complete."""
+        for index, choice in self.choices.items():
+            if choice.get("finish_reason") is None:
+                return f"choice {index} has no finish_reason"
+        return None if self.done else f"no {DONE}"
+
+
+def _join_choice(choice: JsonObject, piece: JsonObject, where: str) -> None:
+    """Add one chunk's piece of a choice."""
+    for key in _ID_LISTS:
+        ids = list_at(piece, key, where)
+        if ids is not None:
+            cast("list[JsonValue]", choice.setdefault(key, [])).extend(ids)
+    for key in _LAST_SAID:
+        if piece.get(key) is not None:
+            choice[key] = piece[key]
+    if piece.get("prompt_token_ids") is not None:
+        choice.setdefault("prompt_token_ids", piece["prompt_token_ids"])
+    for key in ("logprobs", "provider_specific_fields"):
+        lists = piece.get(key)
+        if lists is not None:
+            _join_lists(choice, key, object_at(lists, f"{where}.{key}"))
+    text = text_at(piece, "text", where)
+    if text is not None:
+        choice["text"] = choice.get("text", "") + text
+    if piece.get("delta") is not None:
+        message = choice.setdefault("message", {})
+        _join_delta(message, object_at(piece["delta"], f"{where}.delta"), f"{where}.delta")
+
+
+def _join_lists(holder: JsonObject, key: str, piece: JsonObject) -> None:
+    """Join the arrays of an object such as `logprobs`; of other values the last one counts."""
+    joined = cast(JsonObject, holder.setdefault(key, {}))
+    for name, value in piece.items():
+        before = joined.get(name)
+        if isinstance(before, list) and isinstance(value, list):
+            cast("list[JsonValue]", before).extend(cast("list[JsonValue]", value))
+        elif value is not None:
+            joined[name] = list(cast("list[JsonValue]", value)) if isinstance(value, list) else value
+
+
+def _join_delta(message: JsonObject, delta: JsonObject, where: str) -> None:
+    for key, value in delta.items():
+        if value is None:
+            message.setdefault(key, None)
+        elif key == "tool_calls":
+            _join_tool_calls(message, list_at(delta, key, where) or [], f"{where}.{key}")
+        elif key == "function_call":
+            call = object_at(message.get(key) or {}, f"{where}.{key}")
+            message[key] = call
+            _join_call(call, object_at(value, f"{where}.{key}"), f"{where}.{key}")
+        elif key == "role":
+            message["role"] = value
+        elif key == "provider_specific_fields":
+            _join_lists(message, key, object_at(value, f"{where}.{key}"))
+        else:
+            message[key] = _joined(message.get(key), value, f"{where}.{key}")
+
+
+def _joined(before: JsonValue, piece: JsonValue, where: str) -> JsonValue:
+    """Join text with text and array with array."""
+    if before is None:
+        return list(cast("list[JsonValue]", piece)) if isinstance(piece, list) else piece
+    if (isinstance(before, str) and isinstance(piece, str)) or (isinstance(before, list) and isinstance(piece, list)):
+        return cast(JsonValue, before) + piece
+    raise Unexpected("pieces of one kind", "different ones", where)
+
+
+def _join_tool_calls(message: JsonObject, pieces: list[JsonValue], where: str) -> None:
+    calls = cast("list[JsonObject]", message.get("tool_calls") or [])
+    message["tool_calls"] = calls
+    for position, value in enumerate(pieces):
+        place = f"{where}[{position}]"
+        piece = object_at(value, place)
+        index = count_at(piece, "index", place)
+        if index is None:  # some servers leave it out and send each call whole
+            index = len(calls) if piece.get("id") is not None or not calls else len(calls) - 1
+        if index > len(calls):
+            raise Unexpected("tool calls in order", "a gap", f"{place}.index")
+        if index == len(calls):
+            calls.append({})
+        _join_call(calls[index], {key: part for key, part in piece.items() if key != "index"}, place)
+
+
+def _join_call(call: JsonObject, piece: JsonObject, where: str) -> None:
+    """Join one call's piece: arguments and inputs grow, everything else is said once."""
+    for key, value in piece.items():
+        place = f"{where}.{key}"
+        before = call.get(key)
+        if value is None:
+            call.setdefault(key, None)
+        elif isinstance(value, dict):
+            nested = object_at(before if before is not None else {}, place)
+            call[key] = nested
+            _join_call(nested, object_at(value, place), place)
+        elif key in _JOINED_IN_CALL:
+            call[key] = _joined(before, value, place)
+        elif before is None or before == "":
+            call[key] = value
+        elif value not in (before, ""):
+            raise Unexpected("one value", "a second, different one", place)

@@ -1,0 +1,35 @@
+"""Chat Completions replies: the served item is the assistant message of a choice."""
+
+from __future__ import annotations
+
+from gristmill.canonical import JsonValue
+from gristmill.captures import assembly, choices
+from gristmill.captures.fields import JsonObject, object_at
+from gristmill.captures.reply import Reply
+from gristmill.records import Dialect
+
+__all__ = ["read_body", "read_stream", "read_value"]
+
+
+def _items(choice: JsonObject, where: str) -> tuple[JsonValue, ...]:
+    return (object_at(choice.get("message"), f"{where}.message"),)
+
+
+def _stream_items(choice: JsonObject, where: str) -> tuple[JsonValue, ...]:
+    # A stream may finish a choice without ever having sent a delta: an assistant message with nothing in it.
+    return (choice.get("message", {"role": "assistant", "content": None}),)
+
+
+def read_body(body: bytes, *, echo: bool = False) -> Reply:
+    """Read a `chat.completion` body."""
+    return choices.read_body(body, Dialect.CHAT, _items, echo=echo)
+
+
+def read_value(value: JsonValue, *, echo: bool = False) -> Reply:
+    """Read a body that is already decoded."""
+    return choices.read_document(value, Dialect.CHAT, _items, echo=echo)
+
+
+def read_stream(stream: bytes | str, *, echo: bool = False) -> Reply:
+    """Read a stream of `chat.completion.chunk` events."""
+    return assembly.read_stream(stream, Dialect.CHAT, _stream_items, echo=echo)
