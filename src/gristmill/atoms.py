@@ -17,11 +17,11 @@ import msgspec
 
 from gristmill.canonical import (
     MAX_ITEM_CHARS,
-    JsonNumber,
     JsonValue,
     RepeatedKeys,
     canonical_text,
     canonical_text_of_json,
+    json_kind,
 )
 from gristmill.errors import Code, SelectionError
 from gristmill.records import Atom
@@ -115,31 +115,30 @@ def read_item(value: JsonValue, where: str = "$") -> Item:
     Raises:
         SelectionError: `output_malformed`, `item_type_unsupported`, `item_too_deep`, `item_too_large`.
     """
-    if type(value) is not dict:
-        value = _object(value, where)
-    kind = value.get("type")
+    plain = value.__class__
+    item: dict[str, JsonValue] = value if plain is dict else _object(value, where)
+    kind = item.get("type")
     if kind is None or kind == "message":
-        role = value.get("role")
+        role = item.get("role")
         if role == "assistant":
-            return _assistant_message(value, where)
-        if isinstance(role, str) and role in _ENVIRONMENT_ROLES:
-            return Item(False, (), _item_id(value, where), "message", _is_tool_result(value, role))
+            return _assistant_message(item, where)
         if not isinstance(role, str):
             raise _malformed(where + ".role", "a string", role)
-        raise _unsupported(value, f"message of role {role!r}", where)
-    reader = _AUTHORED_TYPES.get(kind) if isinstance(kind, str) else None
-    if reader is not None:
-        return reader(value, where)
+        if role in _ENVIRONMENT_ROLES:
+            return Item(False, (), _item_id(item, where), "message", _is_tool_result(item, role))
+        raise _unsupported(item, f"message of role {role!r}", where)
     if not isinstance(kind, str):
         raise _malformed(where + ".type", "a string", kind)
+    reader = _AUTHORED_TYPES.get(kind)
+    if reader is not None:
+        return reader(item, where)
     if kind.endswith("_output"):
-        item_id = value.get("id")
-        if item_id is None and kind == "function_call_output":
+        if kind == "function_call_output" and item.get("id") is None:
             return _FUNCTION_RESULT
-        return Item(False, (), _item_id(value, where), kind, True)
+        return Item(False, (), _item_id(item, where), kind, True)
     if kind in _CONTEXT_MARKERS:
-        return Item(False, (), _item_id(value, where), kind)
-    raise _unsupported(value, f"item type {kind!r}", where)
+        return Item(False, (), _item_id(item, where), kind)
+    raise _unsupported(item, f"item type {kind!r}", where)
 
 
 def _object(value: JsonValue, where: str) -> dict[str, JsonValue]:
@@ -153,16 +152,7 @@ def _object(value: JsonValue, where: str) -> dict[str, JsonValue]:
 
 
 def _malformed(where: str, expected: str, got: object) -> SelectionError:
-    names = {
-        dict: "object",
-        list: "array",
-        str: "string",
-        JsonNumber: "number",
-        int: "number",
-        float: "number",
-    }
-    name = "null" if got is None else names.get(type(got), type(got).__name__)
-    return SelectionError(Code.OUTPUT_MALFORMED, f"expected {expected}, got {name}", where=where)
+    return SelectionError(Code.OUTPUT_MALFORMED, f"expected {expected}, got {json_kind(got)}", where=where)
 
 
 def _unsupported(value: Mapping[str, JsonValue], what: str, where: str) -> SelectionError:
@@ -222,13 +212,7 @@ def _assistant_message(value: dict[str, JsonValue], where: str) -> Item:
     content = value.get("content")
     # A text and nothing else that the model can see is by far the most frequent message.
     if value.keys() <= _PLAIN_MESSAGE_KEYS:
-        text: str | None = None
-        if type(content) is str:
-            text = _text(content, where + ".content") if len(content) > MAX_ITEM_CHARS else content
-        elif type(content) is list and len(content) == 1 and type(content[0]) is dict:
-            part = content[0]
-            if _word(part.get("type")) in _TEXT_PARTS:
-                text = _text(part.get("text"), where + ".content[0].text")
+        text = _only_text(content, where)
         if text is not None:
             return Item(True, (Atom("text", text),) if text else _EMPTY_ATOMS, item_id or None, "message")
     parts = _MessageParts()
@@ -246,6 +230,19 @@ def _assistant_message(value: dict[str, JsonValue], where: str) -> Item:
     atoms = parts.atoms()
     only_call = atoms[0].call_id if len(atoms) == 1 and atoms[0].kind == "tool_call" else None
     return Item(True, atoms, item_id or None, "message", tool_call_id=only_call)
+
+
+def _only_text(content: JsonValue, where: str) -> str | None:
+    """Return the text of content that is a string or one text part, None for any other."""
+    kind = content.__class__
+    if kind is str:
+        return content if len(content) <= MAX_ITEM_CHARS else _text(content, where + ".content")
+    if kind is list and len(content) == 1:
+        part = content[0]
+        kind = part.__class__
+        if kind is dict and _word(part.get("type")) in _TEXT_PARTS:
+            return _text(part.get("text"), where + ".content[0].text")
+    return None
 
 
 _PLAIN_MESSAGE_KEYS: Final = frozenset({"type", "role", "content", "id", "status"})
@@ -453,7 +450,9 @@ def _is_tool_result(value: Mapping[str, JsonValue], role: str) -> bool:
     if not isinstance(content, list) or not content:
         return False
     parts = cast(list[JsonValue], content)
-    return all(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts)
+    return all(
+        isinstance(part, dict) and cast(dict[str, JsonValue], part).get("type") == "tool_result" for part in parts
+    )
 
 
 def environment_atoms(value: JsonValue, where: str = "$") -> tuple[Atom, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -27,6 +27,7 @@ __all__ = [
     "RepeatedKeys",
     "canonical_text",
     "canonical_text_of_json",
+    "json_kind",
     "loads",
 ]
 
@@ -59,10 +60,25 @@ class RepeatedKeys(dict[str, JsonValue]):
         self.pairs = tuple(pairs)
 
 
+def json_kind(value: object) -> str:
+    """Name the JSON type of a value, for messages."""
+    if isinstance(value, RepeatedKeys):
+        return "an object with a repeated key"
+    return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
+
+
 class _NotPlain(Exception):
     """A string that is not JSON, or that holds a repeated key: it is compared as exact text."""
 
 
+_KINDS: Mapping[type[Any], str] = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    JsonNumber: "a number",
+    type(None): "null",
+}
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _VALUE_STARTS = frozenset("{[")
 _nesting = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
@@ -202,7 +218,7 @@ def canonical_text(value: JsonValue, where: str = "$") -> str:
 
 def _encodable(value: JsonValue, where: str, depth_left: int) -> JsonValue:
     """Copy a value so that its numbers are canonical and the encoder writes them as they are."""
-    kind = type(value)
+    kind = value.__class__
     if kind is str or value is None or kind is bool:
         return value
     if depth_left <= 0:
@@ -222,7 +238,7 @@ def _encodable(value: JsonValue, where: str, depth_left: int) -> JsonValue:
     return _encodable_number(value, kind, where)
 
 
-def _encodable_number(value: JsonValue, kind: type, where: str) -> JsonValue:
+def _encodable_number(value: JsonValue, kind: type[Any], where: str) -> JsonValue:
     if kind is int:
         small = -(10**_PLAIN_DIGITS) < value < 10**_PLAIN_DIGITS
         return value if small else _canonical_number(_digits_of_int(value))
@@ -248,7 +264,7 @@ def _digits_of_int(value: int) -> str:
 
 
 def _not_json(value: object, where: str) -> SelectionError:
-    return SelectionError(Code.OUTPUT_MALFORMED, f"expected a JSON value, got {type(value).__name__}", where=where)
+    return SelectionError(Code.OUTPUT_MALFORMED, f"expected a JSON value, got {json_kind(value)}", where=where)
 
 
 def _pieces(value: JsonValue) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from typing import cast
 
 from gristmill.atoms import Item, read_item
 from gristmill.canonical import JsonValue, canonical_text
@@ -113,7 +114,7 @@ def _unsupported(value: JsonValue, reason: str) -> OutputItem:
         text = canonical_text(value)
     except SelectionError as error:
         text = str(error.code)
-    item_id = value.get("id") if isinstance(value, dict) else None
+    item_id = cast(dict[str, JsonValue], value).get("id") if isinstance(value, dict) else None
     digest = sha256(utf8(f"{_PREFIX}unsupported\n{text}")).hexdigest()
     kept_id = item_id if isinstance(item_id, str) else None
     return OutputItem(ItemKind.UNSUPPORTED, digest, kept_id, None, reason)

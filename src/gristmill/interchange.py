@@ -35,9 +35,7 @@ def _key(record: Any) -> tuple[Any, ...] | None:
     return tuple(getattr(record, name) for name in _COMPARED)
 
 
-def interchange_groups(
-    records: Sequence[Any], calls: Iterable[int], preferred: Collection[int] = ()
-) -> dict[int, int]:
+def interchange_groups(records: Sequence[Any], calls: Iterable[int], preferred: Collection[int] = ()) -> dict[int, int]:
     """Map each of the calls that has an interchangeable one to the one that stands for its group.
 
     That is a preferred one (identified, required or declared), else the one with the smallest model call id. Records

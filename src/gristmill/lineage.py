@@ -125,7 +125,7 @@ def _is_system(role: JsonValue) -> bool:
 
 
 def _turn(value: JsonValue, where: str) -> _Turn:
-    role = value.get("role") if isinstance(value, dict) else None
+    role = cast(dict[str, JsonValue], value).get("role") if isinstance(value, dict) else None
     if _is_system(role):
         return _Turn(False, "system", ())
     try:
@@ -157,13 +157,13 @@ def _system_digest(request: Mapping[str, JsonValue]) -> str:
             parts.extend(
                 strip_transport(cast(Mapping[str, JsonValue], message))
                 for message in cast(list[JsonValue], messages)
-                if isinstance(message, dict) and _is_system(message.get("role"))
+                if isinstance(message, dict) and _is_system(cast(dict[str, JsonValue], message).get("role"))
             )
     return sha256(utf8(canonical_text(parts))).hexdigest()
 
 
 def _tools_digest(request: Mapping[str, JsonValue]) -> str:
-    tools = request.get("tools") or []
+    tools: JsonValue = request.get("tools") or None
     return sha256(utf8(canonical_text(tools, "$.tools"))).hexdigest()
 
 
@@ -301,7 +301,8 @@ class Forest:
         """Return the given calls and everything they continue; missing parents and cycles just end a walk."""
         closed: set[int] = set()
         for position in positions:
-            while position >= 0 and position not in closed:
-                closed.add(position)
-                position = self.parents_C[position]
+            at = position
+            while at >= 0 and at not in closed:
+                closed.add(at)
+                at = self.parents_C[at]
         return closed

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from gristmill.canonical import JsonValue
 from gristmill.errors import Code, ReconstructionError, Refusal, SelectionError
 from gristmill.reconstruction import Decode, Rebuilt, Rollout, Row, RowMode, rebuild
 from gristmill.records import CallRecord, Capture, ParentResolution, ResponseStatus, Result
@@ -70,7 +71,7 @@ class Funnel(msgspec.Struct, frozen=True, kw_only=True):
 
     def plus(self, other: Funnel) -> Funnel:
         """Add up two funnels."""
-        excluded = {code: tuple(counts) for code, counts in self.excluded.items()}
+        excluded = dict(self.excluded)
         for code, (calls, tokens) in other.excluded.items():
             have = excluded.get(code, (0, 0))
             excluded[code] = (have[0] + calls, have[1] + tokens)
@@ -95,7 +96,7 @@ def select_rollout(
         PolicyError: `policy_broke_contract` where a custom policy raised something other than a refusal.
     """
     try:
-        value = {} if result.value is None else result.value
+        value: JsonValue = {} if result.value is None else result.value
         if isinstance(policy, ExplainingPolicy):
             decision = policy.decide(capture.records, value)
         else:
@@ -114,9 +115,10 @@ def _rejected(capture: Capture, policy: str, options: Mapping[str, str], refusal
     verdicts = [Verdict(record.model_call_id, False, Code.ROLLOUT_REJECTED, evidence) for record in capture.records]
     unusable = refusal.evidence.get("unusable_calls")
     if isinstance(unusable, Mapping):
+        reasons = cast(Mapping[str, Mapping[str, Any]], unusable)
         verdicts = [
-            Verdict(verdict.model_call_id, False, Code.UNUSABLE_TOKENS, unusable[verdict.model_call_id])
-            if verdict.model_call_id in unusable
+            Verdict(verdict.model_call_id, False, Code.UNUSABLE_TOKENS, reasons[verdict.model_call_id])
+            if verdict.model_call_id in reasons
             else verdict
             for verdict in verdicts
         ]
@@ -148,9 +150,7 @@ def _checked(capture: Capture, decision: Decision, policy: SelectionPolicy, trai
         _check_completion(records[position])
     _check_lost(capture, decision.selected)
     foreign = {
-        position
-        for position in decision.selected
-        if train_model is not None and records[position].model != train_model
+        position for position in decision.selected if train_model is not None and records[position].model != train_model
     }
     kept = [position for position in decision.selected if position not in foreign]
     if not kept:
@@ -362,7 +362,7 @@ def funnel_of(capture: Capture, outcome: Selection | RebuiltRollout | Rejected) 
     if isinstance(outcome, RebuiltRollout):
         trained = selected - set(outcome.rebuilt.empty)
     codes = {verdict.model_call_id: str(verdict.code) for verdict in outcome_verdicts(outcome)}
-    counts = dict.fromkeys(("captured", "usable", "selected", "trained"), (0, 0))
+    counts: dict[str, tuple[int, int]] = dict.fromkeys(("captured", "usable", "selected", "trained"), (0, 0))
     excluded: dict[str, tuple[int, int]] = {}
 
     def count(stage: str, tokens: int) -> None:

@@ -88,7 +88,9 @@ class _Inquiry:
             if len(found) != 1:
                 return self._nobody(Code.TERMINAL_UNATTRIBUTED)
             named.append(found[0])
-        body = cast(Mapping[str, JsonValue], response) if isinstance(response, Mapping) else {}
+        body: Mapping[str, JsonValue] = {}
+        if isinstance(response, Mapping):
+            body = cast(Mapping[str, JsonValue], response)
         response_id = body.get("id")
         by_id = self._by_response_id("response_id", response_id) if isinstance(response_id, str) else []
         if len(by_id) == 1:

@@ -101,7 +101,9 @@ def _labels(records: Sequence[Any], selected: Sequence[int]) -> tuple[str, ...]:
 def returns_nothing(result: JsonValue) -> bool:
     """Tell whether a result holds neither a history nor references."""
     keys = ("response", "responses", "messages", "ng_trajectory", "trajectory", "terminal_response_id")
-    body = cast(Mapping[str, JsonValue], result) if isinstance(result, Mapping) else {}
+    if not isinstance(result, Mapping):
+        return False
+    body = cast(Mapping[str, JsonValue], result)
     return all(body.get(key) is None for key in keys)
 
 

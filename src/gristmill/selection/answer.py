@@ -15,8 +15,9 @@ import msgspec
 
 from gristmill.errors import Code, SelectionError
 from gristmill.interchange import interchange_groups
-from gristmill.selection.candidates import NO_OWNER, Graph, Matcher
+from gristmill.selection.candidates import NO_OWNER, Matcher
 from gristmill.selection.captured import Fingerprint, MatchOptions
+from gristmill.selection.graph import Graph, build_graph
 from gristmill.selection.history import EnvelopeSpan, History
 from gristmill.selection.nearest import describe_atom, miss_evidence, nearest_miss
 from gristmill.selection.question import Question
@@ -63,8 +64,7 @@ class Answer:
         for native in question.native:
             identified.update(native.calls if len(native.calls) == 1 else ())
         self.identified = identified
-        self.ancestry = question.ancestry()
-        self.ancestry(sorted(identified))
+        question.ancestors(sorted(identified))
         if options.unmatched_context:
             self._drop_context()
         self.graph: Graph | None = None
@@ -89,23 +89,26 @@ class Answer:
     def settle(self) -> Outcome:
         """Compare content (steps 8 and 9)."""
         question, matcher = self.question, self.matcher
-        self.graph = graph = matcher.graph(question.references)
+        self.graph = graph = build_graph(len(matcher.history.items), matcher.options_at, question.references)
         must = [tuple(native.calls) for native in question.native]
-        must.extend(tuple(group) for group in (question.scored, question.declared) if group)
-        pairs = None
-        if matcher.options.renamed_call_ids:
-
-            def pairs(node: int, call: int, end: int) -> tuple[tuple[str, str], ...]:
-                return matcher.renames(graph.item(node), graph.item(end) or len(matcher.history.items), call) or ()
-
+        if question.scored:
+            must.append(tuple(question.scored))
+        if question.returned.declared_response_id is not None:
+            # A declared id that no call has makes an empty group, which no reading can hold.
+            must.append(tuple(question.declared))
         problem = Problem(
             graph,
+            self.captured.ids,
             self.captured.forest.parents_C,
             lambda calls: interchange_groups(self.captured.records, calls, self.identified),
-            pairs,
+            self._pairs if matcher.options.renamed_call_ids else None,
         )
-        evidence = Evidence(tuple(dict.fromkeys(must)), frozenset(self.identified), self.ancestry)
+        evidence = Evidence(tuple(dict.fromkeys(must)), frozenset(self.identified), question.ancestors)
         return settle(problem, evidence)
+
+    def _pairs(self, node: int, call: int, end: int) -> tuple[tuple[str, str], ...]:
+        width = len(self.matcher.history.items) + 1
+        return self.matcher.renames(node % width, end % width, call) or ()
 
     def chosen(self) -> Chosen:
         """Return the decision, or raise the refusal of the first step that refuses."""
@@ -130,8 +133,6 @@ class Answer:
         """Check what holds for the whole selection (steps 9a, 12 and 13)."""
         question = self.question
         calls = outcome.reading.calls
-        if question.returned.declared_response_id is not None and not question.declared:
-            raise question.not_selected(Code.DECLARED_TERMINAL_NOT_SELECTED)
         question.check_conflict()
         terminal = question.terminal(calls, outcome.last_is_certain)
         return Chosen(calls, terminal, question, outcome, self.matcher, self.graph, tuple(self.notes))
@@ -141,9 +142,6 @@ class Answer:
     def refusal(self, outcome: Ambiguous | NoReading | Undecided) -> SelectionError:
         """Turn an outcome without a selection into its refusal."""
         if isinstance(outcome, Ambiguous):
-            question = self.question
-            if question.returned.declared_response_id is not None and not question.declared:
-                return question.not_selected(Code.DECLARED_TERMINAL_NOT_SELECTED)
             return self._ambiguous(outcome)
         if isinstance(outcome, Undecided):
             return SelectionError(
@@ -167,7 +165,7 @@ class Answer:
         question, lacking = self.question, set(outcome.lacking)
         if not lacking.isdisjoint(question.scored):
             return question.not_selected(Code.TERMINAL_NOT_SELECTED)
-        if not lacking.isdisjoint(question.declared):
+        if not lacking or not lacking.isdisjoint(question.declared):
             return question.not_selected(Code.DECLARED_TERMINAL_NOT_SELECTED)
         native = next(native for native in question.native if not lacking.isdisjoint(native.calls))
         calls = [self.captured.ids[position] for position in native.calls]
@@ -205,9 +203,7 @@ class Answer:
             evidence["expected_calls"] = named
             told = f"; the references expect {', '.join(named) or 'nothing more'} there"
         miss = nearest_miss(matcher, index, expected)
-        evidence["owners"] = (
-            [] if matcher.owners_I[index] == NO_OWNER else [self.captured.ids[matcher.owners_I[index]]]
-        )
+        evidence["owners"] = [] if matcher.owners_I[index] == NO_OWNER else [self.captured.ids[matcher.owners_I[index]]]
         evidence["nearest"] = miss_evidence(miss)
         named_id = f" (id {item.id})" if item.id else ""
         shown = describe_atom(item.atoms[0])

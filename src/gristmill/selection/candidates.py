@@ -1,16 +1,14 @@
-"""Which captured calls can stand where in a history: the graph that readings are paths of.
+"""Which captured calls can stand at a place in a history.
 
-A node is a place before an item (with references: also how many were used). An option at a node is a set of calls with
-equal content that all end at the same later node. Invariant: an option is there exactly if the call's content equals a
-run of whole items, inside one run, and every returned identity in that span is the call's own.
+Invariant: an option is there exactly if the call's content equals a run of whole items, inside one run, and every
+returned identity in that span is the call's own.
 
-Not here: distinctness, order and evidence (readings).
+Not here: how options make paths (graph); distinctness, order and evidence (readings).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -27,42 +25,14 @@ from gristmill.selection.captured import (
     comparable,
     without_reasoning,
 )
+from gristmill.selection.graph import Option
 from gristmill.selection.history import EnvelopeSpan, History
 
-__all__ = ["NO_OWNER", "Graph", "Matcher", "Option", "cut_nodes"]
+__all__ = ["NO_OWNER", "Matcher"]
 
 NO_OWNER: Final = -2
 _SLICES_PER_ITEM: Final = 200
 _NOTHING: Final = (EMPTY,)
-
-
-class Option(msgspec.Struct, gc=False):
-    """Calls of equal content that can stand at a node, and the node behind them.
-
-    `calls` is in commit order; the list is shared between all nodes where exactly the same calls fit.
-    """
-
-    end: int
-    calls: list[int]
-
-
-class Graph(msgspec.Struct):
-    """All options that lie on some path from start to goal, ignoring that calls are used once.
-
-    Attributes:
-        width: a node is `references used * width + item index`.
-        options: by node, ascending; empty where no path exists.
-        furthest: the last node that the items before it can be explained up to.
-    """
-
-    width: int
-    goal: int
-    options: dict[int, list[Option]]
-    furthest: int
-
-    def item(self, node: int) -> int:
-        """Return the item index of a node."""
-        return node % self.width
 
 
 class _View(msgspec.Struct):
@@ -186,9 +156,7 @@ class Matcher:
         )
 
     def _returned_tool_ids(self) -> frozenset[str]:
-        return frozenset(
-            atom.call_id for item in self.history.items for atom in item.atoms if atom.kind == "tool_call"
-        )
+        return frozenset(atom.call_id for item in self.history.items for atom in item.atoms if atom.kind == "tool_call")
 
     def _make_views(self) -> list[_View]:
         return [self._atom_view(), self._fingerprint_view()] if self._foreign else [self._atom_view()]
@@ -336,9 +304,7 @@ class Matcher:
         if all(call not in native for call in calls):
             return calls
         return [
-            call
-            for call in calls
-            if call not in native or any(span.start <= index < span.end for span in native[call])
+            call for call in calls if call not in native or any(span.start <= index < span.end for span in native[call])
         ]
 
     def renames(self, index: int, end: int, call: int) -> tuple[tuple[str, str], ...] | None:
@@ -373,87 +339,3 @@ class Matcher:
             self._leave_out(items)
             self._views = self._make_views()
         return dropped
-
-    # Graphs
-
-    def graph(self, references: Sequence[Sequence[int]] | None) -> Graph:
-        """Build the graph of all options, restricted to the references where there are any."""
-        count = len(self.history.items)
-        width = count + 1
-        goal = count if references is None else len(references) * width + count
-        options: dict[int, list[Option]] = {}
-        if references is None:
-            # As long as every place has one option there is one path, and nothing to prune.
-            node, options_at = 0, self.options_at
-            while node != count:
-                found = options_at(node)
-                if len(found) != 1:
-                    break
-                options[node] = found
-                node = found[0].end
-            else:
-                return Graph(width, goal, options, goal)
-        return self._whole_graph(width, goal, references)
-
-    def _whole_graph(self, width: int, goal: int, references: Sequence[Sequence[int]] | None) -> Graph:
-        options: dict[int, list[Option]] = {}
-        reached = {0}
-        frontier = [0]
-        while frontier:
-            node = frontier.pop()
-            found = self._options_of(node, width, references)
-            if found:
-                options[node] = found
-            for option in found:
-                if option.end not in reached:
-                    reached.add(option.end)
-                    frontier.append(option.end)
-        if goal in reached:
-            return Graph(width, goal, _pruned(options, goal), goal)
-        return Graph(width, goal, {}, max(reached, key=lambda node: (node % width, node)))
-
-    def _options_of(self, node: int, width: int, references: Sequence[Sequence[int]] | None) -> list[Option]:
-        index = node % width
-        if index == width - 1:
-            return []
-        if references is None:
-            return self.options_at(index)
-        used = node // width
-        if used == len(references):
-            return []
-        wanted = references[used]
-        kept: list[Option] = []
-        for option in self.options_at(index):
-            if len(wanted) == 1:
-                call = wanted[0]
-                place = bisect_left(option.calls, call)
-                calls = [call] if place < len(option.calls) and option.calls[place] == call else []
-            else:
-                calls = [call for call in option.calls if call in wanted]
-            if calls:
-                kept.append(Option((used + 1) * width + option.end, calls))
-        return kept
-
-
-def _pruned(options: dict[int, list[Option]], goal: int) -> dict[int, list[Option]]:
-    """Keep what leads to the goal, by node ascending; every option leads to a later node."""
-    alive = {goal}
-    for node in sorted(options, reverse=True):
-        kept = [option for option in options[node] if option.end in alive]
-        if kept:
-            options[node] = kept
-            alive.add(node)
-        else:
-            del options[node]
-    return {node: options[node] for node in sorted(options)}
-
-
-def cut_nodes(options: dict[int, list[Option]], goal: int) -> Iterable[int]:
-    """Yield the nodes, goal included, that every path passes."""
-    reach = 0
-    for node in options:
-        if reach <= node:
-            yield node
-        for option in options[node]:
-            reach = max(reach, option.end)
-    yield goal

@@ -64,6 +64,10 @@ def _broke(name: str, what: str) -> SelectionError:
     )
 
 
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
 def _pair(answer: Any, name: str) -> tuple[Any, Any]:
     if inspect.isawaitable(answer):
         close = getattr(answer, "close", None)
@@ -71,13 +75,14 @@ def _pair(answer: Any, name: str) -> tuple[Any, Any]:
             close()
         raise _broke(name, "it returned an awaitable: policies are synchronous")
     if not isinstance(answer, tuple) or len(cast(tuple[Any, ...], answer)) != 2:
-        raise _broke(name, f"it returned {type(answer).__name__}")
+        raise _broke(name, f"it returned {_kind(cast(object, answer))}")
     return cast(tuple[Any, Any], answer)
 
 
 def _positions(selected: Any, records: Sequence[Any], name: str) -> list[int]:
     if not isinstance(selected, Sequence) or isinstance(selected, str | bytes):
-        raise _broke(name, f"its selection is {type(selected).__name__}, not a sequence of records")
+        kind = _kind(cast(object, selected))
+        raise _broke(name, f"its selection is {kind}, not a sequence of records")
     place_of = {id(record): position for position, record in enumerate(records)}
     positions: list[int] = []
     taken: set[int] = set()
@@ -85,9 +90,7 @@ def _positions(selected: Any, records: Sequence[Any], name: str) -> list[int]:
         position = place_of.get(id(record))
         if position is None:
             known = getattr(record, "model_call_id", None)
-            raise _broke(
-                name, f"selected[{index}] ({known or type(record).__name__}) is not one of the records given"
-            )
+            raise _broke(name, f"selected[{index}] ({known or type(record).__name__}) is not one of the records given")
         if position in taken:
             raise _broke(name, f"it selected call {records[position].model_call_id} twice")
         taken.add(position)

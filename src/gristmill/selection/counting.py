@@ -50,8 +50,8 @@ class Counting:
         self.stood_in: dict[int, tuple[int, ...]] = {}
 
     def settle(self) -> Outcome | None:
-        choices = any(len(group) > 1 for group in self.evidence.must)
-        if choices or self.problem.pairs_of is not None or not self._read_classes():
+        one_each = all(len(group) == 1 for group in self.evidence.must)
+        if not one_each or self.problem.pairs_of is not None or not self._read_classes():
             return None
         taken = set(self.fixed.values())
         if len(taken) != len(self.fixed):
@@ -60,7 +60,7 @@ class Counting:
             group.free = [call for call in group.calls if call not in taken]
             if len(group.free) < len(group.nodes):
                 return NoReading("duplicated")
-        if not self._disjoint(taken):
+        if not self._disjoint(taken) or not self._can_hold_must(taken):
             return None
         slack = self._close(taken)
         if slack is None or not self._holds_must():
@@ -97,6 +97,11 @@ class Counting:
                 return False
             seen.update(group.free)
         return True
+
+    def _can_hold_must(self, taken: set[int]) -> bool:
+        """Tell whether the calls of the hard evidence have a place at all, before anything follows from them."""
+        places = taken.union(*(group.free for group in self.classes))
+        return all(call in places for group in self.evidence.must for call in group)
 
     def _close(self, taken: set[int]) -> list[_Class] | None:
         """Choose what the evidence forces, until nothing changes; return the classes left open.
@@ -174,7 +179,7 @@ class Counting:
         representative = self.problem.group_of(group.free)
         first = representative.get(spare[0], spare[0])
         alike = all(representative.get(call, call) == first for call in spare)
-        preferred = sorted(spare, key=lambda call: (call != representative.get(call, call), call))
+        preferred = sorted(spare, key=lambda call: (call != representative.get(call, call), self.problem.ids[call]))
         filled = preferred[:missing] if alike else spare[:missing]
         group.chosen = sorted([*group.chosen, *filled])
         if alike:
@@ -211,8 +216,9 @@ class Counting:
             while parent >= 0 and parent not in continued:
                 continued.add(parent)
                 parent = self.problem.parents_C[parent]
+        alike = self.problem.group_of(group.chosen)
         for other in group.chosen:
-            if other == last or other in continued:
+            if other in continued or alike.get(other, other) == alike.get(last, last):
                 continue
             group.chosen = [*(call for call in group.chosen if call != other), other]
             swapped = self._arranged()

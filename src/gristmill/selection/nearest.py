@@ -156,7 +156,7 @@ def _compare(matcher: Matcher, position: int, returned: Sequence[tuple[int, Atom
         shown = [other for _, other in returned]
         if captured.kind != "reasoning" and len(content) > 1 and set(content) <= set(shown):
             return Miss("order_changed", call_id, item, describe_atom(atom), describe_atom(captured))
-        if number and captured.kind != atom.kind and captured.kind != "reasoning":
+        if number and captured.kind not in {atom.kind, "reasoning"}:
             return Miss("call_incomplete", call_id, item, describe_atom(atom), describe_atom(captured))
         return _classified(call_id, item, atom, captured)
     return Miss("identity_conflict", call_id, returned[0][0], describe_atom(returned[0][1]))

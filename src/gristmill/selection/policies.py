@@ -11,8 +11,9 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from gristmill.canonical import JsonValue
 from gristmill.errors import Code, ConfigError, PolicyError
@@ -84,7 +85,7 @@ def resolve_selection_policy(name: str = DEFAULT_POLICY, options: Mapping[str, s
             hint=f"{meant}a policy of your own is named package.module:function",
         )
     found = _load(name)
-    if isinstance(found, type):
+    if inspect.isclass(found):
         found = _with_options(name, found, given)
         given = {}
     if not callable(found):
@@ -92,8 +93,10 @@ def resolve_selection_policy(name: str = DEFAULT_POLICY, options: Mapping[str, s
             f"expected a callable (records, result), got {type(found).__name__}",
             code=Code.POLICY_NOT_CALLABLE,
             where=name,
+            hint="name a function (records, result) -> (selected records, terminal response id), or a class of such",
         )
-    return functools.partial(found, **given) if given else found
+    policy = cast(SelectionPolicy, found)
+    return functools.partial(policy, **given) if given else policy
 
 
 def _with_options(name: str, make: Callable[..., Any], options: Mapping[str, str]) -> Any:
@@ -104,6 +107,7 @@ def _with_options(name: str, make: Callable[..., Any], options: Mapping[str, str
             f"expected options that {name} has, got {', '.join(options) or 'none'}: {error}",
             code=Code.POLICY_OPTION_INVALID,
             where=name,
+            hint=f"it takes {', '.join(inspect.signature(make).parameters) or 'no options'}",
         ) from error
 
 

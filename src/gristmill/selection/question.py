@@ -17,7 +17,7 @@ from gristmill.selection.captured import SHARED, CapturedCalls
 from gristmill.selection.history import History
 from gristmill.selection.result import Reference, ReturnedResult
 
-__all__ = ["Ancestry", "NamedTerminal", "NativeEnvelope", "Question"]
+__all__ = ["NamedTerminal", "NativeEnvelope", "Question"]
 
 
 class NativeEnvelope(NamedTuple):
@@ -188,25 +188,16 @@ class Question:
                 NativeEnvelope(span.envelope, history.sources[span.envelope].where, span.response_id, named)
             )
 
-    def ancestry(self) -> Ancestry:
-        """Start the closure of proven calls under their recorded parents."""
-        return Ancestry(self.captured)
+    # Lineage (step 7)
 
-
-class Ancestry:
-    """Proven calls and their ancestors (step 7); grows, and refuses a broken lineage."""
-
-    def __init__(self, captured: CapturedCalls) -> None:
-        self._captured = captured
-        self._closed: set[int] = set()
-
-    def __call__(self, proven: Iterable[int]) -> set[int]:
-        """Add calls that are proven to belong, and return all of them with their ancestors.
+    def ancestors(self, proven: Iterable[int]) -> set[int]:
+        """Return calls that are proven to belong, with everything that they continue.
 
         Raises:
-            SelectionError: `lineage_broken`.
+            SelectionError: `lineage_broken` where a recorded parent is missing, or the parents form a cycle.
         """
-        parents, closed = self._captured.forest.parents_C, self._closed
+        parents = self.captured.forest.parents_C
+        closed: set[int] = set()
         for call in proven:
             position = call
             trail: set[int] = set()
@@ -215,7 +206,7 @@ class Ancestry:
                 trail.add(position)
                 parent = parents[position]
                 if parent == MISSING_PARENT:
-                    raise self._missing(position)
+                    raise self._missing_parent(position)
                 if parent == NO_PARENT:
                     break
                 if parent in trail:
@@ -223,9 +214,9 @@ class Ancestry:
                 position = parent
         return closed
 
-    def _missing(self, position: int) -> SelectionError:
-        call_id = self._captured.ids[position]
-        parent = self._captured.records[position].parent_call_id
+    def _missing_parent(self, position: int) -> SelectionError:
+        call_id = self.captured.ids[position]
+        parent = self.captured.records[position].parent_call_id
         return SelectionError(
             Code.LINEAGE_BROKEN,
             f"expected parent {parent!r} of call {call_id!r} to be captured, it is not",
@@ -234,7 +225,7 @@ class Ancestry:
         )
 
     def _cycle(self, position: int) -> SelectionError:
-        call_id = self._captured.ids[position]
+        call_id = self.captured.ids[position]
         return SelectionError(
             Code.LINEAGE_BROKEN,
             f"expected the parents of call {call_id!r} to end at a root, they come back to it",

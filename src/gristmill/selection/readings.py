@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gristmill.selection.candidates import Graph
+from gristmill.selection.graph import Graph
 
 __all__ = [
     "Ambiguous",
@@ -91,13 +91,14 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A graph, the recorded parents, and what makes calls interchangeable.
+    """A graph, the calls' ids and recorded parents, and what makes calls interchangeable.
 
     `group_of` maps calls to the preferred call of their interchangeable group; `pairs_of` gives the tool-call ids
     that a step renames, or None where ids are compared exactly.
     """
 
     graph: Graph
+    ids: Sequence[str]
     parents_C: Sequence[int]
     group_of: Callable[[Collection[int]], Mapping[int, int]]
     pairs_of: Callable[[int, int, int], tuple[tuple[str, str], ...]] | None = None
@@ -112,7 +113,8 @@ def in_order(calls: Sequence[int], parents_C: Sequence[int]) -> bool:
     for call in calls:
         if call in passed:
             return False
-        while call >= 0 and call not in passed:
-            passed.add(call)
-            call = parents_C[call]
+        at = call
+        while at >= 0 and at not in passed:
+            passed.add(at)
+            at = parents_C[at]
     return True

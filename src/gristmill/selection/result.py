@@ -13,7 +13,7 @@ from typing import Final, cast
 
 import msgspec
 
-from gristmill.canonical import JsonValue, RepeatedKeys
+from gristmill.canonical import JsonValue, RepeatedKeys, json_kind
 from gristmill.errors import Code, SelectionError
 
 __all__ = ["Envelope", "Reference", "ReturnedResult", "read_returned_result"]
@@ -95,22 +95,13 @@ class ReturnedResult(msgspec.Struct, frozen=True):
 
 def malformed(where: str, expected: str, got: object) -> SelectionError:
     """Build the refusal for a JSON value of the wrong type."""
-    kinds = {
-        dict: "an object",
-        list: "an array",
-        str: "a string",
-        bool: "a boolean",
-        RepeatedKeys: "an object",
-    }
-    name = "null" if got is None else kinds.get(type(got), "a number")
-    if isinstance(got, RepeatedKeys):
-        name = "an object with a repeated key"
-    return SelectionError(Code.OUTPUT_MALFORMED, f"expected {expected}, got {name}", where=where)
+    return SelectionError(Code.OUTPUT_MALFORMED, f"expected {expected}, got {json_kind(got)}", where=where)
 
 
 def _object(value: JsonValue, where: str) -> Mapping[str, JsonValue]:
-    if type(value) is dict:
-        return cast(Mapping[str, JsonValue], value)
+    kind = value.__class__
+    if kind is dict:
+        return value
     if isinstance(value, RepeatedKeys) or not isinstance(value, Mapping):
         raise malformed(where, "an object with unique keys", value)
     return cast(Mapping[str, JsonValue], value)
@@ -240,7 +231,8 @@ def _envelopes(body: Mapping[str, JsonValue]) -> tuple[Envelope, ...]:
 def _check_sessions(sources: Sequence[tuple[int, JsonValue]]) -> None:
     sessions: dict[str | None, int] = {}
     for index, raw in sources:
-        value = raw if type(raw) is dict else _object(raw, _where(index))
+        kind = raw.__class__
+        value: Mapping[str, JsonValue] = raw if kind is dict else _object(raw, _where(index))
         metadata = value.get("metadata")
         session = None if metadata is None else _session(metadata, _where(index) + ".metadata")
         if session not in sessions:

@@ -116,9 +116,7 @@ class ReturnedHistory:
         histories = read_histories(envelopes, question.is_identity)
         question.bind_envelopes(histories[0])
         answers = [
-            Answer(question, history, self._options, self._fingerprint)
-            for history in histories
-            if history is not None
+            Answer(question, history, self._options, self._fingerprint) for history in histories if history is not None
         ]
         return _agreed(answers) if len(answers) > 1 else answers[0].chosen()
 
@@ -176,9 +174,7 @@ def _reason(chosen: Chosen, position: int, order: int) -> Reason:
     named += [native.response_id for native in question.native if position in native.calls]
     if named:
         return Reason(Code.RESPONSE_ID, {**evidence, "response_id": named[0]})
-    item_ids = [
-        matcher.history.items[index].id for index in range(start, stop) if matcher.owners_I[index] == position
-    ]
+    item_ids = [matcher.history.items[index].id for index in range(start, stop) if matcher.owners_I[index] == position]
     if item_ids:
         return Reason(Code.ITEM_ID, {**evidence, "item_ids": item_ids})
     others = chosen.settled.stood_in.get(position)

@@ -10,9 +10,10 @@ Not here: the search for one reading (walk).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import Final
 
-from gristmill.selection.candidates import Option, cut_nodes
+from gristmill.selection.graph import Option, cut_nodes
 from gristmill.selection.readings import (
     Ambiguous,
     Evidence,
@@ -72,7 +73,7 @@ class Search:
             before = len(self.fixed)
             self.fixed = {}
             cuts = list(cut_nodes(self.options, self.goal))
-            for node, following in zip(cuts, cuts[1:], strict=False):
+            for node, following in pairwise(cuts):
                 found = self.options[node]
                 if len(found) == 1 and found[0].end == following and len(found[0].calls) == 1:
                     self.fixed[node] = (node, found[0].calls[0], following)
@@ -178,10 +179,10 @@ class Search:
             if node not in self.fixed
         }
 
-    def _preference(self, move: tuple[int, int]) -> tuple[int, bool, int, int]:
+    def _preference(self, move: tuple[int, int]) -> tuple[int, bool, str, int]:
         call, end = move
         group = self.group(call)
-        return group, call != group, call, end
+        return group, call != group, self.problem.ids[call], end
 
     def _find(self, constraint: Constraint) -> Reading | None:
         return Walk(self, constraint).run()
@@ -202,7 +203,7 @@ class Search:
         """Ask every later search for exactly one call of each group of the hard evidence (choices of one response)."""
         for group in self.evidence.must:
             self.one_of = [frozenset(group)]
-            if self._find(Constraint()) is None:
+            if not group or self._find(Constraint()) is None:
                 return NoReading("evidence", group)
         self.one_of = [frozenset(group) for group in self.evidence.must]
         reading = self._find(Constraint())
@@ -212,20 +213,20 @@ class Search:
 
     def _close(self, reading: Reading) -> Outcome:
         """Add what the certain calls require, until nothing changes; then compare the readings that remain."""
-        certain = set(self.evidence.identified) | self.fixed_calls
-        hard_reading = reading
+        certain = set(self.evidence.identified)
+        constraint = Constraint()
         while True:
             self.required = self.evidence.ancestors(certain)
             wanted = {
                 call
                 for call in sorted(self.required & self.open_calls)
-                if self._find(Constraint(frozenset({call}))) is not None
+                if self._find(Constraint(constraint.must | {call})) is not None
             }
-            constraint = Constraint(frozenset(wanted))
-            found = self._find(constraint)
-            if found is None:
-                constraint, found = Constraint(), hard_reading
-            reading = found
+            # A filter that would leave no reading is not applied; what earlier ones ruled out stays out.
+            narrower = Constraint(constraint.must | wanted)
+            found = self._find(narrower)
+            if found is not None:
+                constraint, reading = narrower, found
             held = set(reading.calls)
             loose: dict[int, Reading] = {}
             for call in sorted(held & self.open_calls):
@@ -326,7 +327,7 @@ class Search:
         """Tell whether no remaining reading ends with another call."""
         for node, moves in self.moves.items():
             for call, end in moves:
-                if end == self.goal and call != last_call:
+                if end == self.goal and self.group(call) != self.group(last_call):
                     walk = Walk(self, constraint)
                     walk.ending = (node, call)
                     if walk.run() is not None:

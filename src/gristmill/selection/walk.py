@@ -215,9 +215,7 @@ class Walk:
         def in_time(call: int) -> bool:
             return call in self.used or call in fixed or last.get(call, -1) >= node
 
-        return all(map(in_time, self.constraint.must)) and all(
-            any(map(in_time, group)) for group in self.search.one_of
-        )
+        return all(map(in_time, self.constraint.must)) and all(any(map(in_time, group)) for group in self.search.one_of)
 
     def _place(self, frame: _Frame, call: int, end: int) -> bool:
         node = frame.node

@@ -1,0 +1,180 @@
+"""`gristmill select`: choose the calls that are trained, with a reason for every call.
+
+JSON: `{"rollouts": […], "tally": {selected, rejected, codes}, "funnel": {…}, "bad_lines": [{where, message}]}`. A
+rollout is `{rollout_id, attempt, outcome, policy, options, verdicts}` with, where `outcome` is `selected`, `calls,
+terminal_call_id, terminal_response_id, truncated, lost, notes`, and where it is `rejected`, `code, where, message,
+evidence, would_settle`. A verdict is `{model_call_id, included, code, evidence}`. The funnel counts calls and
+sampled tokens: `captured_calls, captured_tokens`, the same for `usable`, `selected` and `trained` (0 here: no rows
+are made), `lost_calls`, and `excluded`, which maps codes to `[calls, tokens]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gristmill.cli.attempts import Attempt, Captures, takes_captures
+from gristmill.cli.choice import Choice, takes_policy
+from gristmill.cli.failure import DATA_FAILED
+
+if TYPE_CHECKING:
+    from gristmill.selection import Rejected, Selection, Verdict
+
+__all__ = ["command", "outcome_json", "show_outcome"]
+
+
+@click.command("select")
+@takes_captures()
+@takes_policy
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def command(*, captures: Captures, choice: Choice, as_json: bool) -> int:
+    """Choose the calls that are trained, with a reason for every call.
+
+    PATHS are captures: a .jsonl file, a recorded exchange (.json), a folder with capture.jsonl and result.json, or a
+    folder of such folders. Ends with exit code 1 if every rollout was rejected.
+    """
+    from gristmill.cli.funnel import Tally
+
+    choice.load()
+    tally = Tally()
+    if as_json:
+        _write_json(captures, choice, tally)
+    else:
+        _write_tables(captures, choice, tally)
+    return DATA_FAILED if tally.failed else 0
+
+
+def _write_json(captures: Captures, choice: Choice, tally: Any) -> None:
+    from gristmill.cli.document import Document
+    from gristmill.cli.funnel import funnel_json
+
+    with Document("rollouts") as document:
+        for attempt in captures:
+            outcome = choice.select(attempt)
+            tally.add(attempt.capture, outcome)
+            document.add(outcome_json(outcome))
+        counts = {"selected": tally.selected, "rejected": tally.rejected, "codes": dict(tally.codes)}
+        rest = {"tally": counts, "funnel": funnel_json(tally.funnel), "bad_lines": captures.bad_lines}
+        document.finish(rest)
+
+
+def _write_tables(captures: Captures, choice: Choice, tally: Any) -> None:
+    from gristmill.cli.funnel import funnel_text
+    from gristmill.cli.screen import marks, remark, show, words
+
+    suggestion = ""
+    for attempt in captures:
+        outcome = choice.select(attempt)
+        tally.add(attempt.capture, outcome)
+        show_outcome(attempt, outcome)
+        show("")
+        suggestion = suggestion or _suggestion(attempt, outcome, choice)
+    show(words(tally.text()), words(funnel_text(tally.funnel, marks().arrow, trained=False)))
+    remark("next", suggestion)
+
+
+def _suggestion(attempt: Attempt, outcome: Selection | Rejected, choice: Choice) -> str:
+    """Name a command that says more about the first rollout."""
+    import shlex
+
+    from gristmill.selection import Rejected
+
+    excluded = [verdict.model_call_id for verdict in outcome.verdicts if not verdict.included]
+    call = [] if isinstance(outcome, Rejected) else excluded[:1]
+    return shlex.join(["gristmill", "explain", str(attempt.source), *call, *choice.arguments()])
+
+
+def outcome_json(outcome: Selection | Rejected) -> dict[str, Any]:
+    """Give a selection or a refusal as documented in the module."""
+    from gristmill.cli.remedies import refusal_remedies
+    from gristmill.selection import Rejected
+
+    head: dict[str, Any] = {
+        "rollout_id": outcome.rollout_id,
+        "attempt": outcome.attempt,
+        "outcome": "rejected" if isinstance(outcome, Rejected) else "selected",
+        "policy": outcome.policy,
+        "options": dict(outcome.options),
+    }
+    if isinstance(outcome, Rejected):
+        head |= {
+            "code": str(outcome.code),
+            "where": outcome.where,
+            "message": outcome.message,
+            "evidence": outcome.evidence,
+            "would_settle": list(refusal_remedies(outcome.code, outcome.evidence)),
+        }
+    else:
+        head |= {
+            "calls": list(outcome.calls),
+            "terminal_call_id": outcome.terminal_call_id,
+            "terminal_response_id": outcome.terminal_response_id,
+            "truncated": outcome.truncated,
+            "lost": list(outcome.lost),
+            "notes": list(outcome.notes),
+        }
+    head["verdicts"] = [_verdict_json(verdict) for verdict in outcome.verdicts]
+    return head
+
+
+def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "model_call_id": verdict.model_call_id,
+        "included": verdict.included,
+        "code": str(verdict.code),
+        "evidence": verdict.evidence,
+    }
+
+
+def show_outcome(attempt: Attempt, outcome: Selection | Rejected) -> None:
+    """Print the table of a selection, or a refusal."""
+    from gristmill.cli.remedies import refusal_remedies
+    from gristmill.cli.screen import columns, marks, show, words
+    from gristmill.selection import Rejected
+
+    options = "".join(f" {name}={value}" for name, value in outcome.options.items())
+    attempt_number = f" attempt {outcome.attempt}" if outcome.attempt else ""
+    title = f"{outcome.rollout_id}{attempt_number}  {outcome.policy}{options}"
+    if isinstance(outcome, Rejected):
+        show(words(f"{title}  rejected", "bold"))
+        show(words(f"  {outcome.code} at {outcome.where}", "red"), words(f"  {outcome.message}"))
+        show(*(words(f"  {remedy}", "dim") for remedy in refusal_remedies(outcome.code, outcome.evidence)))
+        return
+    show(words(f"{title}  {len(outcome.calls)} of {len(outcome.verdicts)} calls", "bold"))
+    signs = marks()
+    records = {record.model_call_id: record for record in attempt.capture.records}
+    table = columns(("", "call", "parent", "verdict", "sampled", "evidence"), right=("sampled",), fold=("evidence",))
+    for verdict in outcome.verdicts:
+        sign, style = (signs.included, "green") if verdict.included else (signs.excluded, "dim")
+        if verdict.model_call_id == outcome.terminal_call_id:
+            sign = signs.scored
+        record = records.get(verdict.model_call_id)
+        sampled = "" if record is None else str(record.cum_len - record.prompt_len)
+        parent = "" if record is None or record.parent_call_id is None else record.parent_call_id
+        table.add_row(
+            words(sign, style),
+            words(verdict.model_call_id),
+            words(parent, "dim"),
+            words(str(verdict.code), style),
+            words(sampled),
+            words(_evidence(verdict), "dim"),
+        )
+    show(table, *(words(f"  note: {note}", "dim") for note in outcome.notes))
+    for line in _facts(outcome):
+        show(words(f"  {line}", "dim"))
+
+
+def _evidence(verdict: Verdict) -> str:
+    from gristmill.cli.prose import brief
+
+    return brief(verdict)
+
+
+def _facts(selection: Selection) -> list[str]:
+    facts: list[str] = []
+    if selection.truncated:
+        facts.append("truncated: a selected call was cut at its length")
+    if selection.lost:
+        facts.append(f"lost and of no concern to the selection: {', '.join(selection.lost)}")
+    return facts

@@ -1,0 +1,154 @@
+"""`gristmill verify`: prove captures, rows and a manifest against each other.
+
+JSON: `{"findings": [{code, where, message, evidence}], "checked": {rollouts, calls, rows, manifest}, "funnel": {…},
+"bad_lines": […]}`; `manifest` is true where a folder of rows was checked, the funnel is as in `select`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from gristmill.cli.attempts import Captures, takes_captures
+from gristmill.cli.choice import Choice, takes_policy
+from gristmill.cli.failure import DATA_FAILED
+from gristmill.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gristmill.cli.funnel import Tally
+    from gristmill.export import FolderCheck, Manifest
+    from gristmill.reconstruction import Finding
+
+__all__ = ["Checked", "command", "finding_json", "findings"]
+
+_MANIFEST = "manifest.json"
+
+
+class Checked(msgspec.Struct):
+    """How much was checked."""
+
+    rollouts: int = 0
+    calls: int = 0
+    rows: int = 0
+    manifest: bool = False
+
+
+@click.command("verify")
+@click.argument("arguments", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATHS... [ROWS_DIR]")
+@takes_captures(argument=False)
+@takes_policy
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def command(*, arguments: tuple[Path, ...], captures: Captures, choice: Choice, as_json: bool) -> int:
+    """Prove captures, rows and a manifest against each other; exit code 1 if there is a finding.
+
+    The last argument is a folder of rows if it holds a manifest.json; the rows are then made again by the policy that
+    the manifest names. A policy of your own is only run when --policy names it too.
+    """
+    from gristmill.cli.funnel import Tally
+    from gristmill.export import FolderCheck
+
+    folder = None
+    if len(arguments) > 1 and _is_rows_folder(arguments[-1]):
+        *paths, last = arguments
+        arguments, folder = tuple(paths), FolderCheck(last)
+        choice = _as_in(folder.manifest, choice)
+    captures.paths = arguments
+    choice.load()
+    tally, checked = Tally(), Checked(manifest=folder is not None)
+    found = findings(captures, choice, folder, tally, checked)
+    if as_json:
+        return _write_json(captures, found, tally, checked)
+    return _write_text(found, tally, checked)
+
+
+def _is_rows_folder(path: Path) -> bool:
+    return (path / _MANIFEST).exists() or ((path / "rows.jsonl").exists() and not (path / "capture.jsonl").exists())
+
+
+def _as_in(manifest: Manifest, choice: Choice) -> Choice:
+    """Take from the manifest what the command line does not say.
+
+    Raises:
+        ConfigError: the manifest names a policy that is not built in and the command line does not.
+    """
+    if choice.named is None and ":" in manifest.policy:
+        raise ConfigError(
+            f"the rows were selected by {manifest.policy}, which is not built in",
+            where="--policy",
+            hint=f"if you trust that code, name it: --policy {manifest.policy}",
+        )
+    return Choice(
+        manifest.policy if choice.named is None else choice.named,
+        manifest.options if choice.settings is None else choice.settings,
+        manifest.train_model if choice.train_model is None else choice.train_model,
+    )
+
+
+def findings(
+    captures: Captures, choice: Choice, folder: FolderCheck | None, tally: Tally, checked: Checked
+) -> Iterator[Finding]:
+    """Check attempt by attempt, then the folder as a whole; `tally` and `checked` count along."""
+    from gristmill.export import check_capture
+    from gristmill.reconstruction import RowMode
+
+    mode = RowMode.MERGED if folder is None else folder.manifest.mode
+    for attempt in captures:
+        outcome = choice.rebuild(attempt, mode)
+        tally.add(attempt.capture, outcome)
+        checked.rollouts += 1
+        checked.calls += len(attempt.capture.records)
+        named = f"rollout={attempt.capture.rollout_id}"
+        for finding in check_capture(attempt.capture):
+            yield msgspec.structs.replace(finding, where=f"{named} {finding.where}")
+        if folder is not None:
+            for finding in folder.check(attempt.capture, attempt.result, outcome):
+                yield msgspec.structs.replace(finding, where=f"{named} {finding.where}")
+            checked.rows = folder.rows_checked
+    if folder is not None:
+        yield from folder.finish(
+            policy=choice.policy, options=choice.options, train_model=choice.train_model, whole=captures.whole
+        )
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """Give a finding as documented in the module."""
+    return {
+        "code": str(finding.code),
+        "where": finding.where,
+        "message": finding.message,
+        "evidence": finding.evidence,
+    }
+
+
+def _write_json(captures: Captures, found: Iterator[Finding], tally: Tally, checked: Checked) -> int:
+    from gristmill.cli.document import Document
+    from gristmill.cli.funnel import funnel_json
+
+    failed = 0
+    with Document("findings") as document:
+        for finding in found:
+            failed = DATA_FAILED
+            document.add(finding_json(finding))
+        rest = {"checked": msgspec.to_builtins(checked), "funnel": funnel_json(tally.funnel)}
+        document.finish({**rest, "bad_lines": captures.bad_lines})
+    return failed
+
+
+def _write_text(found: Iterator[Finding], tally: Tally, checked: Checked) -> int:
+    from gristmill.cli.funnel import funnel_text
+    from gristmill.cli.screen import marks, show, words
+
+    count = 0
+    for finding in found:
+        count += 1
+        show(words(f"{finding.code} at {finding.where}", "red"), words(f"  {finding.message}"))
+    rows = f", {checked.rows:,} rows and their manifest" if checked.manifest else ""
+    what = f"{checked.rollouts:,} rollouts, {checked.calls:,} calls{rows}"
+    told = f"{count:,} finding{'s' if count > 1 else ''}" if count else "nothing found"
+    show(words(f"checked {what}: {told}", "bold"))
+    show(words(tally.text()), words(funnel_text(tally.funnel, marks().arrow, trained=True)))
+    return DATA_FAILED if count else 0
