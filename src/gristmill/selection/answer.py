@@ -159,7 +159,25 @@ class Answer:
                 Code.SELECTION_DUPLICATED,
                 "the history can only be read if a call stands in it more than once",
             )
+        if outcome.kind == "renamed":
+            return self._not_renamed()
         return self._lacking(outcome) if outcome.kind == "evidence" else self._missing()
+
+    def _not_renamed(self) -> SelectionError:
+        history = self.matcher.history
+        index, returned = next(
+            (index, atom.call_id)
+            for index, item in enumerate(history.items)
+            for atom in item.atoms
+            if atom.kind == "tool_call" and atom.call_id not in self.matcher.own_ids
+        )
+        return SelectionError(
+            Code.MATCH_MISSING,
+            f"expected one renaming of tool-call ids, one to one, to explain the history, there is none; item {index} "
+            f"has {returned!r}",
+            where=history.where(index),
+            evidence={"item_index": index, "item_id": history.items[index].id, "tool_call_id": returned},
+        )
 
     def _lacking(self, outcome: NoReading) -> SelectionError:
         question, lacking = self.question, set(outcome.lacking)

@@ -73,7 +73,7 @@ class Matcher:
         if self._has_empties and _NOTHING not in self.contents:
             self._drop_empties()
         self._bare = self._bare_contents() if options.reasoning_optional else {}
-        self._own_ids = self._captured_tool_ids() if options.renamed_call_ids else frozenset[str]()
+        self.own_ids = self._captured_tool_ids() if options.renamed_call_ids else frozenset[str]()
         self._returned_ids = self._returned_tool_ids() if options.renamed_call_ids else frozenset[str]()
         self._fingerprint = fingerprint
         self._foreign = foreign
@@ -320,7 +320,7 @@ class Matcher:
         ]
         pairs = tuple(zip(returned_ids, captured_ids, strict=True))
         for returned, own in pairs:
-            if returned != own and (returned in self._own_ids or own in self._returned_ids):
+            if returned != own and (returned in self.own_ids or own in self._returned_ids):
                 return None
         return pairs
 

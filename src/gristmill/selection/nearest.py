@@ -23,6 +23,7 @@ __all__ = ["Miss", "describe_atom", "miss_evidence", "nearest_miss"]
 _EXCERPT: Final = 40
 _COMPARED_TEXT: Final = 400
 _LIKE_ENOUGH: Final = 0.3
+_WORDS: Final = frozenset({"text", "refusal", "reasoning"})
 
 
 class Miss(msgspec.Struct, frozen=True):
@@ -108,7 +109,8 @@ def _likeness(content: Sequence[Atom], returned: Sequence[tuple[int, Atom]]) -> 
     if equal == len(content) or equal == len(returned):
         return float(equal) + 1.0
     first, rest = content[equal], [atom for _, atom in returned[equal:]]
-    score = float(equal) + _atom_likeness(first, rest[0])
+    later = sum(captured == atom for captured, atom in zip(content[equal + 1 :], rest[1:], strict=False))
+    score = equal + max(_atom_likeness(first, rest[0]), 0.9 * later / len(content))
     if first.kind == "reasoning" and equal + 1 < len(content):
         score = max(score, equal + 0.9 * _atom_likeness(content[equal + 1], rest[0]))
     if len(content) > 1 and set(content) <= {atom for _, atom in returned}:
@@ -119,9 +121,9 @@ def _likeness(content: Sequence[Atom], returned: Sequence[tuple[int, Atom]]) -> 
 def _atom_likeness(first: Atom, second: Atom) -> float:
     if first == second:
         return 1.0
-    if first.kind != second.kind:
-        return 0.0
     score = _text_likeness(first.text, second.text)
+    if first.kind != second.kind:
+        return 0.6 * score if {first.kind, second.kind} <= _WORDS else 0.0
     if first.kind == "tool_call":
         if first.call_id and first.call_id == second.call_id:
             return 0.8 + 0.2 * score

@@ -64,7 +64,11 @@ class Ambiguous(msgspec.Struct, frozen=True):
 
 
 class NoReading(msgspec.Struct, frozen=True):
-    """No reading. `kind`: `missing`, `duplicated`, `contradiction`, or `evidence` for hard evidence not contained."""
+    """No reading.
+
+    `kind` is `missing`, `contradiction` (only against the lineage), `duplicated` (only with a call twice), `renamed`
+    (no one-to-one renaming of tool-call ids), or `evidence` where no reading holds the calls of `lacking`.
+    """
 
     kind: str
     lacking: tuple[int, ...] = ()

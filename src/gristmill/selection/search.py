@@ -188,7 +188,7 @@ class Search:
         return Walk(self, constraint).run()
 
     def _why_none(self) -> NoReading:
-        """Say why there is no reading: none without repeats, or only ones against the lineage."""
+        """Say why there is no reading: only ones against the lineage, only ones with repeats, or no renaming of ids."""
         self.options = {
             node: [Option(option.end, list(option.calls)) for option in found]
             for node, found in self.problem.graph.options.items()
@@ -197,7 +197,9 @@ class Search:
         self._prepare()
         if self._find(Constraint(ignore_lineage=True)) is not None:
             return NoReading("contradiction")
-        return NoReading("duplicated")
+        if self.problem.pairs_of is None or self._find(Constraint(ignore_lineage=True, repeats=True)) is not None:
+            return NoReading("duplicated")
+        return NoReading("renamed")
 
     def _hold_must(self) -> Reading | NoReading:
         """Ask every later search for exactly one call of each group of the hard evidence (choices of one response)."""

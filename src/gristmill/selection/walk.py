@@ -49,6 +49,7 @@ class Constraint(msgspec.Struct, frozen=True):
     without: tuple[int, int] | None = None
     ignore_lineage: bool = False
     beginning: tuple[int, ...] = ()
+    repeats: bool = False
 
 
 class Yard(Protocol):
@@ -248,7 +249,8 @@ class Walk:
             self.blocked.difference_update(newly)
             return False
         frame.placed, frame.blocked, frame.pairs = call, newly, pairs
-        self.used.add(call)
+        if not self.constraint.repeats:
+            self.used.add(call)
         self.counts[group] = self.counts.get(group, 0) + 1
         self.steps.append((node, call, end))
         return True
