@@ -133,6 +133,18 @@ class Code(StrEnum):
     TOKEN_NOT_ONCE = "token_not_once"
     TOKENS_NOT_CONSERVED = "tokens_not_conserved"
     MANIFEST_DIFFERS = "manifest_differs"
+    # The ledger.
+    LEDGER_LOCKED = "ledger_locked"
+    LEDGER_FOREIGN = "ledger_foreign"
+    LEDGER_READ_ONLY = "ledger_read_only"
+    LEDGER_NETWORK_FILE_SYSTEM = "ledger_network_file_system"
+    LEDGER_FULL = "ledger_full"
+    LEDGER_WRITE_FAILED = "ledger_write_failed"
+    LEDGER_DAMAGED = "ledger_damaged"
+    LEDGER_BUSY = "ledger_busy"
+    LEDGER_CLOSED = "ledger_closed"
+    ATTEMPT_CLOSED = "attempt_closed"
+    ATTEMPT_DIFFERS = "attempt_differs"
     # Files, options, environment.
     FILE_UNREADABLE = "file_unreadable"
     FILE_MALFORMED = "file_malformed"
@@ -231,6 +243,17 @@ CODE_MEANINGS: Mapping[Code, str] = {
     Code.TOKEN_NOT_ONCE: "A sampled token is trained in no row, or in several.",
     Code.TOKENS_NOT_CONSERVED: "Sampled tokens do not add up to trained plus excluded ones.",
     Code.MANIFEST_DIFFERS: "A file is not what its manifest says.",
+    Code.LEDGER_LOCKED: "Another process writes to this ledger.",
+    Code.LEDGER_FOREIGN: "The file is no ledger of gristmill.",
+    Code.LEDGER_READ_ONLY: "The ledger's file or folder cannot be written to.",
+    Code.LEDGER_NETWORK_FILE_SYSTEM: "The ledger is on a network file system, where SQLite cannot keep it safe.",
+    Code.LEDGER_FULL: "The disk that holds the ledger is full; what was acknowledged is there.",
+    Code.LEDGER_WRITE_FAILED: "The operating system could not write the ledger; what was acknowledged is there.",
+    Code.LEDGER_DAMAGED: "The ledger's file is damaged: what it holds is not what was written.",
+    Code.LEDGER_BUSY: "More writes are waiting for the ledger than it takes; try again later.",
+    Code.LEDGER_CLOSED: "The ledger was closed, or belongs to another process.",
+    Code.ATTEMPT_CLOSED: "The attempt has finished or is frozen and does not take this any more.",
+    Code.ATTEMPT_DIFFERS: "The ledger holds this attempt, or its result, with other content.",
     Code.FILE_UNREADABLE: "A file cannot be read or written.",
     Code.FILE_MALFORMED: "A file does not hold what its format demands.",
     Code.SCHEMA_UNSUPPORTED: "A file was written by a newer version of Gristmill.",

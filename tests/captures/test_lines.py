@@ -298,9 +298,7 @@ def test_results() -> None:
 # A key that is misspelt would be lost without a word.
 def test_unknown_keys_are_noted() -> None:
     found = read({**CALL, "respnse_status": "completed", "\ud800": 1})
-    assert [(note.where, note.message) for note in found.notes] == [
-        ("line 1", "unknown keys: respnse_status, \\ud800")
-    ]
+    assert [(note.where, note.message) for note in found.notes] == [("line 1", "unknown keys: respnse_status, \\ud800")]
 
 
 # Commit order decides between equal calls; going back would change it without a word.
@@ -375,9 +373,7 @@ def everything() -> tuple[Capture, Result]:
     )
     lines.append({**CALL, "model_call_id": "c2", "prompt_token_ids": [1, 2, 3, 4, 9], "parent_call_id": "c1"})
     lines.append({"kind": "lost", "model_call_id": "l", "maybe_received": False})
-    lines.append(
-        b'{"kind": "result", "result": {"x": 1e999, "reward": 0.5}, "metadata": {"m": 1.5}, "group_id": "g"}'
-    )
+    lines.append(b'{"kind": "result", "result": {"x": 1e999, "reward": 0.5}, "metadata": {"m": 1.5}, "group_id": "g"}')
     capture, result = only(*lines)
     assert result is not None
     return capture, result

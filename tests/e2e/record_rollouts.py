@@ -418,9 +418,7 @@ def mend_the_mill(engine: Engine, out: Path) -> None:
     no_thinking = {"enable_thinking": False}
     title.ask_text(wants=speaks, logit_bias={str(END_OF_TURN): 10}, chat_template_kwargs=no_thinking)
 
-    main = Conversation(
-        rollout, [system("You mend software. Use the tools.")], [BASH, READ_FILE, SPAWN_AGENT]
-    )
+    main = Conversation(rollout, [system("You mend software. Use the tools.")], [BASH, READ_FILE, SPAWN_AGENT])
     main.say(task)
     main.ask_tool(wants=thinks_and_calls)
     main.answer_tools()

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gristmill.errors import Code, SelectionError
+from gristmill.records import CallRecord
 from gristmill.selection import ReturnedHistory
 from tests.properties.oracle import Answer, Options, decide
 from tests.strategies.histories import Case
 
-__all__ = ["CLEAN_REFUSALS", "OPTIONS", "check", "options_for", "wrong_for_the_truth", "wrong_for_the_oracle"]
+__all__ = ["CLEAN_REFUSALS", "OPTIONS", "check", "options_for", "wrong_for_the_oracle", "wrong_for_the_truth"]
 
 CLEAN_REFUSALS: Final = frozenset(
     {
@@ -81,12 +82,7 @@ def wrong_for_the_oracle(calls: tuple[str, ...], terminal: str | None, answer: A
 
 def wrong_for_the_truth(case: Case, selected: list[Any], terminal: str | None) -> str | None:
     """Say how a selection differs from what the harness kept; calls of the same tokens may stand for each other."""
-    tokens = {
-        record.model_call_id: (record.sequence_digest, record.parent_call_id)
-        if record.sequence_digest
-        else record.model_call_id
-        for record in case.records
-    }
+    tokens = {record.model_call_id: _tokens(record) for record in case.records}
     if sorted(str(tokens[record.model_call_id]) for record in selected) != sorted(str(tokens[c]) for c in case.truth):
         return f"selected {[record.model_call_id for record in selected]}, the harness kept {case.truth}"
     kept = next(record for record in case.records if record.response_id == case.terminal)
@@ -95,6 +91,14 @@ def wrong_for_the_truth(case: Case, selected: list[Any], terminal: str | None) -
         if tokens[named.model_call_id] != tokens[kept.model_call_id]:
             return f"scored {terminal}, the harness scored {case.terminal}"
     return None
+
+
+def _tokens(record: CallRecord) -> Any:
+    """Give what makes a call interchangeable; a call without tokens is itself only."""
+    if record.sequence_digest is None:
+        return record.model_call_id
+    equal = (record.sequence_digest, record.logprobs_digest, record.prompt_len, record.weight_versions)
+    return (*equal, record.model, record.delivery, record.usable, record.parent_call_id)
 
 
 def _wrong_refusal(refusal: SelectionError, answer: Answer, options: Mapping[str, str]) -> str | None:

@@ -158,9 +158,7 @@ def test_reasoning_dropped_by_the_digest_without_it() -> None:
         ([1, 2], REASONED, RESOLVED),
     ],
 )
-def test_reasoning_is_not_blamed_without_proof(
-    prompt: list[int], parent: dict[str, Any], call: dict[str, Any]
-) -> None:
+def test_reasoning_is_not_blamed_without_proof(prompt: list[int], parent: dict[str, Any], call: dict[str, Any]) -> None:
     # No reasoning, no proved link, or other ids behind it: something else may have happened.
     assert certificate(prompt, parent, call).cause is DriftCause.UNKNOWN
 

@@ -8,6 +8,9 @@ which a parent comes before its children.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
 
 from gristmill.fingerprint import output_items
 from gristmill.records import CallRecord, Delivery, ParentResolution, WeightSpan
@@ -16,6 +19,16 @@ from tests.strategies.replies import Piece, Reply, reply, wire_items, with_ids
 
 __all__ = ["Call", "Event", "Forest", "Habits", "grow"]
 
+UNLIKE: dict[str, Any] = {
+    "logprobs_digest": "l-other",
+    "weight_versions": (WeightSpan("2", 0, 2),),
+    "model": "another",
+    "delivery": Delivery.ABORTED,
+    "usable": False,
+    "prompt_len": 3,
+    "sequence_digest": None,
+}
+"""One thing in which a call of equal tokens may differ; then it stands for nobody."""
 MAX_CALLS = 10
 MAX_ITEMS = 9
 
@@ -29,12 +42,14 @@ class Habits:
         item_ids: `unique`, `none`, `tool` (the id of the tool call), `shared` (restarted in every reply).
         tool_ids: `unique`, `restarted` in every reply, or `same` for every call.
         tokens: whether records carry token digests.
+        terse: every reply is one of two words, so that only evidence beside the content can decide.
     """
 
     dialect: str
     item_ids: str
     tool_ids: str
     tokens: bool
+    terse: bool
 
 
 @dataclass
@@ -48,6 +63,7 @@ class Call:
     choice: int = 0
     failed: bool = False
     twin: str | None = None
+    unlike: str | None = None
     parent_known: bool = True
 
 
@@ -66,7 +82,6 @@ class Forest:
     habits: Habits
     calls: list[Call] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def truth(self) -> list[str]:
@@ -91,7 +106,8 @@ class _Grower:
     def add(self, parent: str | None, pieces: Reply | None = None, **fields: object) -> Call:
         number = len(self.forest.calls)
         if pieces is None:
-            pieces = reply(self.draws, self.forest.habits.dialect)
+            habits = self.forest.habits
+            pieces = (Piece("text", self.draws.pick("ab")),) if habits.terse else reply(self.draws, habits.dialect)
         call = Call(f"c{number}", self._named(pieces, number), parent, f"r{number}", **fields)  # type: ignore[arg-type]
         self.forest.calls.append(call)
         return call
@@ -170,6 +186,8 @@ class _Grower:
             sibling.pieces = self._named(self.words_of(call), int(sibling.name[1:]))
             if self.draws.chance(40):
                 sibling.twin, sibling.failed = call.name, False
+                if self.draws.chance(50):
+                    sibling.unlike = self.draws.pick(tuple(UNLIKE))
 
     def _choices(self, call: Call) -> None:
         for choice in range(1, self.draws.pick((2, 2, 3))):
@@ -188,11 +206,13 @@ class _Grower:
 
 def grow(draws: Draws) -> Forest:
     """Grow a forest of at most ten calls whose returned part has at most nine items."""
+    terse = draws.chance(30)
     habits = Habits(
         draws.pick(("responses", "responses", "chat", "messages")),
-        draws.pick(("none", "unique", "unique", "tool", "shared")),
+        draws.pick(("none", "none", "unique") if terse else ("none", "unique", "unique", "tool", "shared")),
         draws.pick(("unique", "unique", "restarted", "same")),
         draws.chance(60),
+        terse,
     )
     grower = _Grower(draws, habits)
     grower.thread(None, draws.count(1, 5), 0, True)
@@ -234,13 +254,7 @@ def record(call: Call, forest: Forest, draws: Draws) -> CallRecord:
     if not forest.habits.tokens or call.failed:
         return made
     tokens = call.twin or call.name
-    return _with_tokens(made, tokens)
-
-
-def _with_tokens(made: CallRecord, tokens: str) -> CallRecord:
-    import msgspec
-
-    return msgspec.structs.replace(
+    made = msgspec.structs.replace(
         made,
         sequence_digest=f"s-{tokens}",
         logprobs_digest=f"l-{tokens}",
@@ -252,3 +266,4 @@ def _with_tokens(made: CallRecord, tokens: str) -> CallRecord:
         usable=True,
         delivery=Delivery.DELIVERED,
     )
+    return msgspec.structs.replace(made, **{call.unlike: UNLIKE[call.unlike]}) if call.unlike else made

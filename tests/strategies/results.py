@@ -60,7 +60,8 @@ def returned(draws: Draws, forest: Forest, *, rename: bool = False) -> Returned:
     shapes += ["cumulative"] if draws.chance(30) else []
     shape = draws.pick(shapes)
     dialect = shape if shape in {"chat", "messages"} else "responses"
-    ids = draws.pick(("kept", "kept", "dropped", "some", "minted"))
+    kinds = ("dropped", "some") if forest.habits.terse else ("kept", "kept", "dropped", "some", "minted")
+    ids = draws.pick(kinds)
     rename = rename or (draws.chance(6) and forest.habits.tool_ids == "unique")
     trail: list[tuple[str | None, list[Wire]]] = []
     last_tool = "t"
@@ -116,14 +117,20 @@ def _fill(draws: Draws, forest: Forest, made: Returned, *, identified: bool) -> 
 def _snapshots(draws: Draws, made: Returned, cumulative: bool) -> Wire:
     snapshots: list[list[Wire]] = []
     current: list[Wire] = []
+    mint = cumulative and draws.chance(20)
     for call, wire in made.trail:
         current = [*current, *wire]
         if call is not None and draws.chance(60):
             snapshots.append(current)
-            current = current if cumulative else []
-    if not snapshots or snapshots[-1] is not current:
+            current = [_minted(item, draws) for item in current] if mint else current if cumulative else []
+    if not cumulative or not snapshots or len(snapshots[-1]) < len(current):
         snapshots.append(current)
     return {"id": draws.pick(("h", None)), "contains_transitions": True, "output": snapshots}
+
+
+def _minted(item: Wire, draws: Draws) -> Wire:
+    """Give an item an id that no call served, as a harness does that stores every snapshot anew."""
+    return {**item, "id": f"m{draws.count(0, 999)}"} if draws.chance(80) else item
 
 
 def _envelopes(draws: Draws, forest: Forest, made: Returned) -> list[Wire]:

@@ -72,16 +72,17 @@ def _places(choice: Mapping[str, JsonValue], root: Mapping[str, JsonValue], inde
     yield "raw_output.completion_token_ids", _member(raw, "completion_token_ids")
     yield "raw_output.token_ids", _member(raw, "token_ids")
     scored = _member(choice.get("meta_info"), "output_token_logprobs")
-    if isinstance(scored, list):
+    # An empty list of entries proves nothing: that nothing was sampled is for ids or usage to say.
+    if isinstance(scored, list) and scored:
         yield "meta_info.output_token_logprobs", [_at(entry, 1) for entry in _elements(scored)]
     logprobs = choice.get("logprobs")
     content = _member(logprobs, "content")
-    if isinstance(content, list):
+    if isinstance(content, list) and content:
         entries = _elements(content)
         yield "logprobs.content[].token_id", [_member(entry, "token_id") for entry in entries]
         yield "logprobs.content[].token", [_entry_id(_member(entry, "token")) for entry in entries]
     tokens = _member(logprobs, "tokens")
-    if isinstance(tokens, list):
+    if isinstance(tokens, list) and tokens:
         yield "logprobs.tokens", [_entry_id(token) for token in _elements(tokens)]
 
 

@@ -93,15 +93,12 @@ def _made(given: JsonObject) -> MadeCall:
     return calls_from_reply(reply, context, TokenBook())[0]
 
 
-def _logprobs(values: JsonValue, count: int, *, given: bool) -> JsonValue:
-    numbers = values if given else [0] * count
+def _logprobs(values: JsonValue, ids: JsonValue, *, given: bool) -> JsonValue:
+    """Write the log-probabilities that a short form gives, or fills in where it has ids and does not mention them."""
+    numbers = values if given else [0] * len(cast(list[JsonValue], ids)) if isinstance(ids, list) else None
     if not isinstance(numbers, list):
         return None
     return {"content": [{"token": "", "logprob": number} for number in cast(list[JsonValue], numbers)]}
-
-
-def _count(ids: JsonValue) -> int:
-    return len(cast(list[JsonValue], ids)) if isinstance(ids, list) else 0
 
 
 def _chat_body(short: Mapping[str, JsonValue]) -> JsonObject:
@@ -112,7 +109,7 @@ def _chat_body(short: Mapping[str, JsonValue]) -> JsonObject:
         "message": {"role": "assistant", "content": short.get("text")},
         "finish_reason": short.get("finish_reason"),
         "token_ids": ids,
-        "logprobs": _logprobs(short.get("logprobs"), _count(ids), given="logprobs" in short),
+        "logprobs": _logprobs(short.get("logprobs"), ids, given="logprobs" in short),
     }
     return {
         "id": short.get("id", "case"),
@@ -138,7 +135,7 @@ def _event_stream(short: Mapping[str, JsonValue]) -> str:
             choice = {"index": 0, "delta": chunk.get("delta", {}), "finish_reason": chunk.get("finish_reason")}
             if ids is not None:
                 choice["token_ids"] = ids
-                choice["logprobs"] = _logprobs(chunk.get("logprobs"), _count(ids), given="logprobs" in chunk)
+                choice["logprobs"] = _logprobs(chunk.get("logprobs"), ids, given="logprobs" in chunk)
             event["choices"] = [choice]
         events.append(event)
     text = "".join(f"data: {dumps(event).decode()}\n\n" for event in events)

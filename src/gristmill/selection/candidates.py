@@ -79,7 +79,7 @@ class Matcher:
         self._foreign = foreign
         self._views = self._make_views()
         self._native: dict[int, list[EnvelopeSpan]] = {}
-        self._restricted = options.renamed_call_ids or any(owner != NO_OWNER for owner in self.owners_I)
+        self._restricted = options.renamed_call_ids or bool(set(self.owners_I) - {NO_OWNER})
 
     def _owners(self) -> list[int]:
         """Return, per item, the one call that its id identifies, or `NO_OWNER`."""
@@ -216,7 +216,7 @@ class Matcher:
 
     def has_content(self, position: int, content: tuple[Any, ...]) -> bool:
         """Tell whether a call may be matched by this content."""
-        return self.contents[position] == content or self._bare.get(position) == content
+        return self.contents[position] == content or (bool(self._bare) and self._bare.get(position) == content)
 
     # Options
 
@@ -281,9 +281,7 @@ class Matcher:
 
     def _allowed(self, index: int, end: int, content: tuple[Any, ...], calls: list[int]) -> list[int]:
         """Keep the calls that identity, envelopes and tool-call ids allow on items [index, end)."""
-        owners = self.owners_I
-        for item in range(index, end):
-            owner = owners[item]
+        for owner in self.owners_I[index:end]:
             if owner == NO_OWNER:
                 continue
             if not self.has_content(owner, content):

@@ -174,7 +174,7 @@ class _Flattening:
         for index, raw in enumerate(history.sources[number].snapshots):
             items = [self._read(number, index, position, value) for position, value in enumerate(raw)]
             begin = 0
-            if previous and _begins_with(items, raw, previous, previous_raw):
+            if previous and self._begins_with(items, raw, previous, previous_raw):
                 differs |= not all(item.authored and self._is_identity(item) for item in previous)
                 begin = len(previous) if skip_repeats else 0
             for position in range(begin, len(items)):
@@ -188,6 +188,26 @@ class _Flattening:
                     history.places.append((number, index, position))
             previous, previous_raw = items, raw
         return differs
+
+    def _begins_with(
+        self,
+        items: Sequence[Item],
+        raw: Sequence[JsonValue],
+        previous: Sequence[Item],
+        previous_raw: Sequence[JsonValue],
+    ) -> bool:
+        """Tell whether a snapshot begins with all items of the one before; ids that name no call make no difference."""
+        if len(items) < len(previous):
+            return False
+        for position, before in enumerate(previous):
+            now = items[position]
+            if now.authored != before.authored or now.atoms != before.atoms:
+                return False
+            if now.id != before.id and self._is_identity(now) and self._is_identity(before):
+                return False
+            if not now.authored and _visible(raw[position]) != _visible(previous_raw[position]):
+                return False
+        return True
 
     def _was_seen(self, item: Item, seen: dict[str, Item], number: int, index: int, position: int) -> bool:
         if item.id is None or not self._is_identity(item):
@@ -203,23 +223,6 @@ class _Flattening:
                 evidence={"item_id": item.id},
             )
         return True
-
-
-def _begins_with(
-    items: Sequence[Item],
-    raw: Sequence[JsonValue],
-    previous: Sequence[Item],
-    previous_raw: Sequence[JsonValue],
-) -> bool:
-    if len(items) < len(previous):
-        return False
-    for position, before in enumerate(previous):
-        now = items[position]
-        if now.authored != before.authored or now.atoms != before.atoms or now.id != before.id:
-            return False
-        if not now.authored and _visible(raw[position]) != _visible(previous_raw[position]):
-            return False
-    return True
 
 
 def _visible(value: JsonValue) -> str:

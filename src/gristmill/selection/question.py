@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gristmill.atoms import Item
 from gristmill.errors import Code, SelectionError
-from gristmill.lineage import MISSING_PARENT, NO_PARENT
+from gristmill.lineage import MISSING_PARENT
 from gristmill.selection.captured import SHARED, CapturedCalls
 from gristmill.selection.history import History
 from gristmill.selection.result import Reference, ReturnedResult
@@ -197,22 +197,22 @@ class Question:
             SelectionError: `lineage_broken` where a recorded parent is missing, or the parents form a cycle.
         """
         parents = self.captured.forest.parents_C
-        closed: set[int] = set()
-        for call in proven:
+        walks: dict[int, int] = {}
+        for walk, call in enumerate(proven):
             position = call
-            trail: set[int] = set()
-            while position not in closed:
-                closed.add(position)
-                trail.add(position)
+            while position not in walks:
+                walks[position] = walk
                 parent = parents[position]
-                if parent == MISSING_PARENT:
-                    raise self._missing_parent(position)
-                if parent == NO_PARENT:
+                if parent < 0:
+                    if parent == MISSING_PARENT:
+                        raise self._missing_parent(position)
                     break
-                if parent in trail:
-                    raise self._cycle(parent)
                 position = parent
-        return closed
+            else:
+                # A call met before on this very walk: the parents come round.
+                if walks[position] == walk:
+                    raise self._cycle(position)
+        return set(walks)
 
     def _missing_parent(self, position: int) -> SelectionError:
         call_id = self.captured.ids[position]

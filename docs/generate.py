@@ -1,0 +1,222 @@
+"""Write the generated pages of the documentation: `python docs/generate.py [--check]`.
+
+- `reference/codes.md` from `gristmill.errors`, grouped as the enum groups them
+- `reference/cli.md` from the commands themselves
+- the table of `performance.md` from `bench/results.json`, if there is one (`python -m bench --json bench/results.json`)
+
+With `--check` nothing is written; the exit code is 1 if a page is not current.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gristmill.cli.app import COMMANDS, application
+from gristmill.cli.failure import exit_code_of
+from gristmill.cli.remedies import REFUSAL_REMEDIES, VERDICT_REMEDIES
+from gristmill.errors import CODE_MEANINGS, Code
+
+DOCS: Final = Path(__file__).resolve().parent
+RESULTS: Final = DOCS.parent / "bench" / "results.json"
+BEGIN: Final = "<!-- results: made by docs/generate.py -->"
+END: Final = "<!-- end of results -->"
+
+_END_COMMANDS: Final = ("Policies.", "The ledger.", "Files, options, environment.")
+_NOTES: Final[Mapping[str, str]] = {
+    "Selection refuses the rollout.": "The outcome of a rollout in `select`, `rows` and `rejected.jsonl`.",
+    "The pipeline refuses what a policy selected.": "The same, after any policy, one's own included.",
+    "Policies.": "The last two are outcomes of a rollout, too; the others end a command.",
+    "Verdicts: why one call was included.": "One a call, in `verdicts`.",
+    "Verdicts: why one call was excluded.": "One a call, in `verdicts`; `excluded` of the funnel counts by them.",
+    "Tokens: why the tokens of a call may not be trained.": "`unusable_reason` of a record. `empty_generation` is no "
+    "fault: it stands in the funnel.",
+    "Checks of `verify` over finished rows.": "One a finding.",
+    "The ledger.": "These end a command, or a write of a gateway.",
+    "Files, options, environment.": "These end a command.",
+}
+
+
+def page(title: str, introduction: str, body: Iterator[str]) -> str:
+    """Put a generated page together."""
+    made_by = "<!-- made by docs/generate.py: do not edit -->"
+    return "\n".join([made_by, "", f"# {title}", "", introduction, "", *body]).rstrip() + "\n"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Write a table."""
+    yield f"| {' | '.join(headings)} |"
+    yield f"|{'---|' * len(headings)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+    yield ""
+
+
+def groups() -> dict[str, list[Code]]:
+    """Return the codes by the comment that stands over them in the enum."""
+    found: dict[str, list[Code]] = {}
+    heading = ""
+    for line in inspect.getsource(Code).splitlines():
+        if comment := re.match(r"\s+# (.+)", line):
+            heading = comment[1]
+        elif member := re.match(r"\s+([A-Z_]+) = ", line):
+            found.setdefault(heading, []).append(Code[member[1]])
+    return found
+
+
+def _remedy(code: Code) -> str:
+    return VERDICT_REMEDIES.get(code) or REFUSAL_REMEDIES.get(code) or ""
+
+
+def _code_groups() -> Iterator[str]:
+    for heading, codes in groups().items():
+        yield f"## {heading.rstrip('.')}"
+        yield ""
+        if heading in _NOTES:
+            yield _NOTES[heading]
+            yield ""
+        headings, columns = ["code", "meaning"], [lambda code: f"`{code}`", lambda code: CODE_MEANINGS[code]]
+        if heading in _END_COMMANDS:
+            headings.append("exit code")
+            columns.append(lambda code: str(exit_code_of(code)))
+        elif any(map(_remedy, codes)):
+            headings.append("what would change it")
+            columns.append(_remedy)
+        yield from table(headings, [[column(code) for column in columns] for code in codes])
+
+
+def codes_page() -> str:
+    """Make the page of codes."""
+    introduction = (
+        "Every refusal, verdict, finding and error carries one code of this closed set. Codes are the same on the\n"
+        "screen, in JSON and in Python (`gristmill.errors.Code`); a new one is a change of the interface.\n"
+        "[Selection](selection.md) says when each refusal is made, and in which order."
+    )
+    return page("Codes", introduction, _code_groups())
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\s+", " ", inspect.cleandoc(text)).strip()
+
+
+def _command(name: str, command: click.Command, parent: click.Context) -> Iterator[str]:
+    context = command.context_class(command, info_name=name, parent=parent)
+    yield f"## gristmill {name}"
+    yield ""
+    yield "```text"
+    yield f"gristmill {name} {' '.join(command.collect_usage_pieces(context))}"
+    yield "```"
+    yield ""
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        yield _plain(paragraph)
+        yield ""
+    options = [param for param in command.get_params(context) if isinstance(param, click.Option)]
+    records = [record for option in options if (record := option.get_help_record(context))]
+    yield from table(["option", "meaning"], [[f"`{option}`", _plain(text)] for option, text in records])
+
+
+def _commands() -> Iterator[str]:
+    context = application.make_context("gristmill", ["select"], resilient_parsing=True)
+    yield from table(["command", "does"], [[f"[`{name}`](#gristmill-{name})", does] for name, does in COMMANDS.items()])
+    yield _plain(application.help.split("\n\n", 1)[1])
+    yield ""
+    yield "Data is on standard output, everything said to people on standard error. With `--json` standard output is"
+    yield "one JSON document; `cases`, and `rows` without `--out` and `--json`, print one a line. Keys are in"
+    yield "[json.md](json.md)."
+    yield "Control characters in model text are shown as escapes."
+    yield ""
+    meanings = {
+        "0": "done",
+        "1": "the data failed a check: every rollout was rejected, `verify` has a finding, a case differs",
+        "2": "usage: an option, argument, policy, rollout or call that is not there",
+        "3": "environment: a file that cannot be read or written, a newer format, a bug",
+        "130": "interrupted",
+    }
+    yield from table(["exit code", "meaning"], list(meanings.items()))
+    variables = {
+        "NO_COLOR": "no colours, whatever the terminal can",
+        "GRISTMILL_DEBUG=1": "a traceback with `internal` errors",
+    }
+    yield from table(["variable", "meaning"], [[f"`{name}`", meaning] for name, meaning in variables.items()])
+    for name in COMMANDS:
+        command = application.get_command(context, name)
+        assert command is not None
+        yield from _command(name, command, context)
+
+
+def cli_page() -> str:
+    """Make the page of commands."""
+    return page("Command line", "One command per stage; `gristmill COMMAND --help` says the same.", _commands())
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def results_table(results: Mapping[str, Any] | None) -> str:
+    """Write the numbers of a benchmark run, or that there are none."""
+    if results is None:
+        return "No numbers are recorded here yet: `make bench` prints them for your machine."
+    machine = results["machine"]
+    quick = ", with `--quick`: fewer rounds and smaller sizes" if results.get("quick") else ""
+    head = f"Python {machine['python']}, {machine['system']}, {machine['cpus']} CPUs{quick}."
+    rows = [
+        [
+            one["benchmark"],
+            one["name"],
+            _time(one["seconds"]),
+            _time(one["floor_seconds"]),
+            f"{one['ratio']:.2f}",
+            "" if one.get("target") is None else f"{one['target']:.2f}",
+            "" if one.get("target") is None else ("yes" if one["ok"] else "no"),
+        ]
+        for one in results["results"]
+    ]
+    headings = ["benchmark", "work", "time", "floor", "ratio", "target", "met"]
+    return "\n".join([head, "", *table(headings, rows)]).rstrip()
+
+
+def performance_page(text: str) -> str:
+    """Put the numbers into the page on performance."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else None
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"expected {BEGIN!r} and {END!r} in performance.md")
+    return f"{before}{BEGIN}\n\n{results_table(results)}\n\n{END}{after}"
+
+
+def generated() -> dict[Path, str]:
+    """Return every generated page as it should be."""
+    performance = DOCS / "performance.md"
+    return {
+        DOCS / "reference" / "codes.md": codes_page(),
+        DOCS / "reference" / "cli.md": cli_page(),
+        performance: performance_page(performance.read_text(encoding="utf-8")),
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the pages, or check them."""
+    stale = [
+        path for path, text in generated().items() if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    for path in stale:
+        if "--check" not in arguments:
+            path.write_text(generated()[path], encoding="utf-8")
+        sys.stdout.write(f"{'stale' if '--check' in arguments else 'written'}: {path.relative_to(DOCS.parent)}\n")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
