@@ -14,6 +14,8 @@ from gristmill.captures.call import MadeCall, calls_from_reply, choice_call_id, 
 from gristmill.captures.call_line import CallLine
 from gristmill.captures.exchange_line import ExchangeLine
 from gristmill.captures.reply import Unexpected
+from gristmill.errors import SelectionError
+from gristmill.lineage import LineageIndex, RequestDigests
 from gristmill.records import CallRecord, Capture, Delivery, Exchange, LostCall, Result, TokenDelta
 from gristmill.tokens import TokenBook
 
@@ -80,7 +82,9 @@ class AttemptReader:
         siblings = _sibling_tokens([entry for entry in self._entries if isinstance(entry, CallLine)])
         made: list[MadeCall] = []
         exchanges: dict[str, Exchange] = {}
-        for entry in self._entries:
+        parents = LineageIndex()
+        for stated in self._entries:
+            entry = _with_parent(stated, parents)
             if isinstance(entry, CallLine):
                 fresh = [_made(entry, siblings, book)]
                 base_id = entry.record.model_call_id
@@ -91,6 +95,7 @@ class AttemptReader:
                 call_id = call.record.model_call_id
                 state = states.get(call_id, states.get(base_id))
                 record = call.record if state is None else msgspec.structs.replace(call.record, delivery=state)
+                parents.add(call_id, _digests(record), record.delivery)
                 made.append(MadeCall(record, call.tokens))
                 if entry.exchange is not None:
                     exchanges[call_id] = msgspec.structs.replace(entry.exchange, model_call_id=call_id)
@@ -106,6 +111,37 @@ class AttemptReader:
             lost=tuple(self.lost),
             exchanges=exchanges,
         )
+
+
+def _digests(record: CallRecord) -> RequestDigests:
+    return RequestDigests(
+        record.context_digest,
+        record.continuation_digest,
+        record.continuation_digest_bare,
+        record.system_digest,
+        record.tools_digest,
+    )
+
+
+def _with_parent(entry: CallLine | ExchangeLine, parents: LineageIndex) -> CallLine | ExchangeLine:
+    """Name the parent of a call whose line does not speak of it, where its request is known."""
+    request = entry.exchange.request if entry.exchange is not None else None
+    if entry.parent_stated or not isinstance(request, Mapping):
+        return entry
+    try:
+        link = parents.parent_of(request)
+    except SelectionError:
+        # A request that cannot be read has no lineage keys either; the call stays without a parent.
+        return entry
+    if isinstance(entry, CallLine):
+        record = msgspec.structs.replace(
+            entry.record, parent_call_id=link.parent_call_id, parent_resolution=link.resolution
+        )
+        return msgspec.structs.replace(entry, record=record)
+    context = msgspec.structs.replace(
+        entry.context, parent_call_id=link.parent_call_id, parent_resolution=link.resolution
+    )
+    return msgspec.structs.replace(entry, context=context)
 
 
 def _sibling_tokens(calls: list[CallLine]) -> dict[str, int]:

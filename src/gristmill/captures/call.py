@@ -34,6 +34,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     ordinal: int = 0
     parent_call_id: str | None = None
+    parent_resolution: ParentResolution | None = None
     request: JsonValue = None
     session_id: str | None = None
     parent_session_id: str | None = None
@@ -62,6 +63,7 @@ def calls_from_reply(reply: Reply, context: CallContext, book: TokenBook) -> tup
         context: ids and request of the call; `ordinal` is that of the first choice.
         book: the attempt's tokens so far; the new ones are added.
     """
+    resolution = None if context.parent_call_id is None else ParentResolution.RESOLVED
     sampling = sampling_of(context.request)
     media = media_digests(context.request)
     made: list[MadeCall] = []
@@ -77,7 +79,7 @@ def calls_from_reply(reply: Reply, context: CallContext, book: TokenBook) -> tup
             choice_index=choice.index,
             ordinal=context.ordinal + offset,
             parent_call_id=context.parent_call_id,
-            parent_resolution=None if context.parent_call_id is None else ParentResolution.RESOLVED,
+            parent_resolution=context.parent_resolution or resolution,
             dialect=reply.dialect,
             model=reply.model or model_asked_for(context.request),
             session_id=context.session_id,

@@ -78,6 +78,7 @@ class CallLine(msgspec.Struct, frozen=True, kw_only=True):
     tokens: ReplyChoice
     completion_tokens: int | None
     ordinal: int | None
+    parent_stated: bool
     exchange: Exchange | None
     extras: Mapping[str, npt.NDArray[Any]]
 
@@ -158,6 +159,7 @@ def parse_call(line: JsonObject, rollout_id: str, attempt: int) -> CallLine:
         tokens=_tokens(line),
         completion_tokens=usage_of(line).completion_tokens,
         ordinal=count_at(line, "ordinal", "$"),
+        parent_stated="parent_call_id" in line or "parent_resolution" in line,
         exchange=_exchange(line, call_id),
         extras=_extras(line),
     )

@@ -60,6 +60,7 @@ class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
     reply: Reply
     context: CallContext
     ordinal: int | None
+    parent_stated: bool
     exchange: Exchange
     dropped_headers: tuple[str, ...]
 
@@ -102,6 +103,7 @@ def parse_exchange(line: JsonObject, rollout_id: str, attempt: int, default_id: 
         reply=reply,
         context=context,
         ordinal=count_at(line, "ordinal", "$"),
+        parent_stated="parent_call_id" in line,
         exchange=Exchange(model_call_id=call_id, request=body, reply=served, headers=headers, status=status),
         dropped_headers=dropped,
     )

@@ -100,9 +100,7 @@ def read_lines(lines: Iterable[bytes], *, skip_bad: bool = False) -> CaptureFile
     return read_documents((document for document in documents if document.data.strip()), skip_bad=skip_bad)
 
 
-def read_documents(
-    documents: Iterable[Document], *, default_kind: str = "call", skip_bad: bool = False
-) -> CaptureFile:
+def read_documents(documents: Iterable[Document], *, default_kind: str = "call", skip_bad: bool = False) -> CaptureFile:
     """Read capture lines that stand anywhere; otherwise as `read_lines`."""
     reader = _Reader(default_kind, skip_bad)
     for document in documents:

@@ -91,8 +91,7 @@ def _read(response: JsonObject) -> Reply:
     if error is not None and status is not ResponseStatus.FAILED:
         return failed_reply(Dialect.RESPONSES, error)
     items = tuple(
-        object_at(item, f"$.output[{position}]")
-        for position, item in enumerate(list_at(response, "output", "$") or ())
+        object_at(item, f"$.output[{position}]") for position, item in enumerate(list_at(response, "output", "$") or ())
     )
     usage = _usage(response)
     choice = _choice(response, items, status, usage)

@@ -54,27 +54,25 @@ class CaptureStream:
 
     def __init__(self, path: Path, *, result: Path | None = None, skip_bad: bool = False) -> None:
         self.path = path
-        self._result, self._skip_bad = result, skip_bad
+        self._skip_bad = skip_bad
         self._lines = path / _STORY if path.is_dir() else path
-        self._index: _Index | None = None
-        self._whole: CaptureFile | None = None
-        if self._lines.suffix != ".json" and self._lines.is_file():
-            self._open()
-        if self._index is None:
-            self._whole = read_capture(path, result=result, skip_bad=skip_bad)
-        self.keys = tuple(self._whole.rollouts if self._index is None else self._index.runs)
-
-    def _open(self) -> None:
-        with _reading(self._lines), self._lines.open("rb") as file:
-            index = _Index(file, self._skip_bad)
-        if len(index.runs) > 1:
-            self._index = index
-            if self._result is not None:
+        index = self._look() if self._lines.suffix != ".json" and self._lines.is_file() else None
+        self._source: _Index | CaptureFile
+        if index is not None and len(index.runs) > 1:
+            self._source, self.keys = index, tuple(index.runs)
+            if result is not None:
                 raise ConfigError(
-                    f"expected one attempt to go with {self._result}, got {len(index.runs)}",
+                    f"expected one attempt to go with {result}, got {len(index.runs)}",
                     where="--result",
                     hint="put `result` lines into the capture file",
                 )
+        else:
+            whole = read_capture(path, result=result, skip_bad=skip_bad)
+            self._source, self.keys = whole, tuple(whole.rollouts)
+
+    def _look(self) -> _Index:
+        with _reading(self._lines), self._lines.open("rb") as file:
+            return _Index(file, self._skip_bad)
 
     def parts(self, wanted: Callable[[tuple[str, int]], bool] = lambda _: True) -> Iterator[CaptureFile]:
         """Read the attempts that are wanted, each as a part of its own.
@@ -84,15 +82,13 @@ class CaptureStream:
         Raises:
             DecodeError: a line of a wanted attempt cannot be read.
         """
-        if self._whole is not None:
-            yield self._whole
-        elif self._index is not None:
+        if isinstance(self._source, CaptureFile):
+            yield self._source
+        else:
             with _reading(self._lines), self._lines.open("rb") as file:
-                yield from self._parts(file, self._index, wanted)
+                yield from self._parts(file, self._source, wanted)
 
-    def _parts(
-        self, file: BinaryIO, index: _Index, wanted: Callable[[tuple[str, int]], bool]
-    ) -> Iterator[CaptureFile]:
+    def _parts(self, file: BinaryIO, index: _Index, wanted: Callable[[tuple[str, int]], bool]) -> Iterator[CaptureFile]:
         beside = self._lines.parent / _RESULT
         notes: tuple[Note, ...] = ()
         if beside.is_file():

@@ -67,6 +67,8 @@ def _fields(record: CallRecord) -> JsonObject:
         fields.pop(name, None)
     if record.purpose == Purpose():
         fields.pop("purpose", None)
+    # Written even where it is null: without the key a reader works the parent out from the request.
+    fields["parent_call_id"] = record.parent_call_id
     fields["sampling"] = msgspec.to_builtins(record.sampling)
     fields["request_media"] = list(record.request_media)
     fields["output_items"] = [msgspec.to_builtins(item) for item in record.output_items]

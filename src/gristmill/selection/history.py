@@ -175,7 +175,8 @@ class _Flattening:
             items = [self._read(number, index, position, value) for position, value in enumerate(raw)]
             begin = 0
             if previous and self._begins_with(items, raw, previous, previous_raw):
-                differs |= not all(item.authored and self._is_identity(item) for item in previous)
+                repeated = (*previous, *items[: len(previous)])
+                differs |= not all(item.authored and self._is_identity(item) for item in repeated)
                 begin = len(previous) if skip_repeats else 0
             for position in range(begin, len(items)):
                 item = items[position]
