@@ -9,7 +9,7 @@ Not here: what is done without a scored call (the policies).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -135,27 +135,27 @@ class _Inquiry:
         except SelectionError as error:
             self._testify("content", (), f"cannot be read: {error.message}")
             return []
-        whole = [key for key, _ in items if key is not None]
         trailing: list[str] = []
-        for key, _ in reversed(items):
-            if key is None:
+        for item in reversed(items):
+            if item.key is None:
                 break
-            trailing.append(key)
-        trailing.reverse()
-        if not whole:
+            trailing.append(item.key)
+        if not any(item.key for item in items):
             self._testify("content", (), "nothing that a model authored is returned")
             return []
-        contents = [self._content(record) for record in self.records]
-        own = {_shown(whole), _shown(trailing)} - {()}
+        elements = _elements(items)
+        whole = tuple(key for key, optional in elements if not optional)
+        own = {whole, _shown(trailing[::-1])} - {()}
+        contents = [_shown([item.fingerprint for item in record.output_items]) for record in self.records]
         pool = {index for index, content in enumerate(contents) if content in own}
-        pool.update(self._continuing(contents, _shown(whole)))
+        pool.update(self._continuing(contents, elements))
         found = sorted(pool)
         says = {0: "equals no call's output", 1: "equals one call's output"}.get(len(found), "equals several")
         self._testify("content", found, says)
         return found
 
-    def _items(self, body: Mapping[str, JsonValue]) -> list[tuple[str | None, str]]:
-        """Return the fingerprint of each atom of the history, None for what the environment put there."""
+    def _items(self, body: Mapping[str, JsonValue]) -> list[_Piece]:
+        """Read the history: the fingerprint of each atom, and where the environment stands between them."""
         raw = body.get("output") if "output" in body else body.get("messages")
         if body.get("contains_transitions") is True and isinstance(raw, list) and raw:
             raw = cast(list[JsonValue], raw)[-1]
@@ -163,24 +163,21 @@ class _Inquiry:
             return []
         if not isinstance(raw, list):
             raise SelectionError(Code.OUTPUT_MALFORMED, "expected an array of items")
-        keys: list[tuple[str | None, str]] = []
+        pieces: list[_Piece] = []
         for value in cast(list[JsonValue], raw):
             item = read_item(value)
-            if not item.authored:
-                keys.append((None, item.type))
+            if item.authored:
+                pieces.extend(_Piece(key) for key in self._prints(item, value))
             else:
-                keys.extend((key, item.type) for key in self._prints(item, value))
-        return keys
+                pieces.append(_Piece(None, not item.tool_result))
+        return pieces
 
     def _prints(self, item: Item, value: JsonValue) -> list[str]:
         if self.fingerprint is not None:
             return [self.fingerprint(value)]
         return [atoms_fingerprint((atom,)) for atom in item.atoms]
 
-    def _content(self, record: Any) -> tuple[str, ...]:
-        return _shown([item.fingerprint for item in record.output_items])
-
-    def _continuing(self, contents: Sequence[tuple[str, ...]], whole: tuple[str, ...]) -> list[int]:
+    def _continuing(self, contents: Sequence[tuple[str, ...]], elements: Sequence[tuple[str, bool]]) -> list[int]:
         """Return the calls whose outputs, from the root to them, are the whole history.
 
         Every different beginning of a continuation gets a number, so each call is walked once.
@@ -198,15 +195,13 @@ class _Inquiry:
                 parent = forest.parents_C[call]
                 number = reached[parent] if parent >= 0 else 0
                 for key in contents[call]:
-                    if key != _EMPTY_PRINT:
-                        number = numbers.setdefault((number, key), len(numbers) + 1)
+                    number = numbers.setdefault((number, key), len(numbers) + 1)
                 reached[call] = number
-        number: int | None = 0
-        for key in whole:
-            number = numbers.get((number, key)) if number is not None and key != _EMPTY_PRINT else number
-        if not number:
-            return []
-        return [call for call, value in reached.items() if value == number and contents[call]]
+        at = {0}
+        for key, optional in elements:
+            onward = {numbers[number, key] for number in at if (number, key) in numbers}
+            at = at | onward if optional else onward
+        return [call for call, number in reached.items() if number in at and contents[call]]
 
     # Lineage walk
 
@@ -232,6 +227,31 @@ class _Inquiry:
         return self._somebody(position)
 
 
+class _Piece(NamedTuple):
+    """One returned atom by its fingerprint; without key, what the environment put there, and whether it is a bound."""
+
+    key: str | None
+    bound: bool = False
+
+
 def _shown(keys: Sequence[str]) -> tuple[str, ...]:
+    """Drop what shows nothing, unless nothing else is there."""
     kept = tuple(key for key in keys if key != _EMPTY_PRINT)
     return kept or ((_EMPTY_PRINT,) if keys else ())
+
+
+def _elements(pieces: Sequence[_Piece]) -> list[tuple[str, bool]]:
+    """Return the authored atoms, and whether each may be passed over.
+
+    What shows nothing may, beside something that shows; alone between bounds it stands for a call.
+    """
+    elements: list[tuple[str, bool]] = []
+    run: list[str] = []
+    for piece in (*pieces, _Piece(None, True)):
+        if piece.key is not None:
+            run.append(piece.key)
+        elif piece.bound and run:
+            alone = not any(key != _EMPTY_PRINT for key in run)
+            elements.extend((key, key == _EMPTY_PRINT and not (alone and not index)) for index, key in enumerate(run))
+            run = []
+    return elements
