@@ -68,7 +68,7 @@ def comparable(atoms: Sequence[Atom], options: MatchOptions) -> list[Atom]:
 
 def content_keys(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
     """Drop what shows nothing, unless the call shows nothing at all."""
-    if EMPTY not in atoms:
+    if atoms and EMPTY not in atoms:
         return tuple(atoms)
     return tuple(atom for atom in atoms if atom.kind != "empty") or (EMPTY,)
 

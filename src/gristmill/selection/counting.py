@@ -8,6 +8,7 @@ Not here: histories whose readings have different places, and arrangements again
 
 from __future__ import annotations
 
+from gristmill.lineage import MISSING_PARENT, NO_PARENT
 from gristmill.selection.readings import (
     Ambiguous,
     Evidence,
@@ -138,9 +139,9 @@ class Counting:
             members.setdefault(first, []).append(call)
         parents = self.problem.parents_C
         return {
-            parents[first]
+            first if parents[first] == MISSING_PARENT else parents[first]
             for first, calls in members.items()
-            if parents[first] >= 0 and len(group.free) - len(calls) < len(group.nodes)
+            if parents[first] != NO_PARENT and len(group.free) - len(calls) < len(group.nodes)
         }
 
     def _holds_must(self) -> bool:

@@ -113,6 +113,8 @@ def _likeness(content: Sequence[Atom], returned: Sequence[tuple[int, Atom]]) -> 
     score = equal + max(_atom_likeness(first, rest[0]), 0.9 * later / len(content))
     if first.kind == "reasoning" and equal + 1 < len(content):
         score = max(score, equal + 0.9 * _atom_likeness(content[equal + 1], rest[0]))
+    if rest[0].kind == "reasoning" and len(rest) > 1:
+        score = max(score, equal + 0.9 * _atom_likeness(first, rest[1]))
     if len(content) > 1 and set(content) <= {atom for _, atom in returned}:
         score = max(score, equal + 0.95)
     return score

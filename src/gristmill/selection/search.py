@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Final
 
+from gristmill.lineage import MISSING_PARENT, NO_PARENT
 from gristmill.selection.graph import Option, cut_nodes
 from gristmill.selection.readings import (
     Ambiguous,
@@ -215,7 +216,7 @@ class Search:
 
     def _close(self, reading: Reading) -> Outcome:
         """Add what the certain calls require, until nothing changes; then compare the readings that remain."""
-        certain = set(self.evidence.identified)
+        certain = set(self.evidence.identified).union(*(group for group in self.evidence.must if len(group) == 1))
         constraint = Constraint()
         while True:
             self.required = self.evidence.ancestors(certain)
@@ -251,10 +252,12 @@ class Search:
         Which of them it is stays open, but all calls of a group have the same parent.
         """
         groups = {self.representative[call] for call in held if call in self.representative}
+        parents = self.problem.parents_C
         return {
-            self.problem.parents_C[group]
+            # A parent that was not captured is for the lineage to refuse, at the call that names it.
+            group if parents[group] == MISSING_PARENT else parents[group]
             for group in sorted(groups)
-            if self.problem.parents_C[group] >= 0 and self._find(Constraint(constraint.must, {group: 0})) is None
+            if parents[group] != NO_PARENT and self._find(Constraint(constraint.must, {group: 0})) is None
         }
 
     def group(self, call: int) -> int:

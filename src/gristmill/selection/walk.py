@@ -17,7 +17,7 @@ from gristmill.selection.readings import Reading, Step
 
 __all__ = ["Budget", "BudgetSpent", "Constraint", "Walk", "Yard"]
 
-BUDGET: Final = 60_000
+BUDGET: Final = 250_000
 
 
 class BudgetSpent(Exception):
