@@ -10,7 +10,7 @@ import gc
 import hashlib
 import json
 from statistics import median
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 from bench.selection import text_item, tool_item
@@ -26,13 +26,13 @@ def _per_item(items: list[Any], payloads: list[bytes], rounds: int) -> tuple[flo
     for _ in range(rounds):
         gc.disable()
         try:
-            start = perf_counter()
+            start = process_time()
             for item in items:
                 fingerprint(item)
-            middle = perf_counter()
+            middle = process_time()
             for payload in payloads:
                 hashlib.sha256(payload).hexdigest()
-            end = perf_counter()
+            end = process_time()
         finally:
             gc.enable()
         times.append(((middle - start) / len(items), (end - middle) / len(items)))

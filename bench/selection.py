@@ -1,8 +1,8 @@
 """Selecting by returned history: N calls of 1–3 items in one envelope and in N, and equal texts told apart by item ids.
 
 The floor is the least that any comparison by content costs: one fingerprint of every returned item that a model made,
-in the same run. Ratios are medians of paired rounds, so that a busy machine slows both sides; the garbage collector
-rests while either side is timed.
+in the same run. Time is CPU time and ratios are medians of paired rounds, so that a busy machine slows both sides; the
+garbage collector rests while either side is timed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 import json
 from collections.abc import Callable
 from statistics import median
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 from gristmill.fingerprint import fingerprint, output_items
@@ -100,11 +100,11 @@ def paired(job: Callable[[], object], floor: Callable[[], object], rounds: int) 
         gc.collect()
         gc.disable()
         try:
-            start = perf_counter()
+            start = process_time()
             floor()
-            middle = perf_counter()
+            middle = process_time()
             job()
-            end = perf_counter()
+            end = process_time()
         finally:
             gc.enable()
         if number:  # the first round warms up

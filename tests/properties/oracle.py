@@ -147,6 +147,7 @@ class _Oracle:
         if with_reading:
             every = [reading for refused in with_reading for reading in refused.readings]
             also = {refused.code for refused in with_reading}
+            also |= {Code.LINEAGE_BROKEN} & {code for refused in refusals for code in refused.also}
             if also == {Code.DECLARED_TERMINAL_CONFLICT} and len(flats) > 1:
                 also.add(Code.SNAPSHOT_AMBIGUOUS)
             raise Refused(with_reading[0].code, frozenset(also), every)
