@@ -59,10 +59,9 @@ class Answer:
         self.matcher = Matcher(question.captured, history, options, fingerprint)
         self.notes: list[str] = []
         self._bind_native()
-        identified = {owner for owner in self.matcher.owners_I if owner != NO_OWNER}
+        identified = set(self.matcher.owners_I) - {NO_OWNER}
         identified.update(question.scored if len(question.scored) == 1 else ())
-        for native in question.native:
-            identified.update(native.calls if len(native.calls) == 1 else ())
+        identified.update(native.calls[0] for native in question.native if len(native.calls) == 1)
         self.identified = identified
         question.ancestors(sorted(identified))
         if options.unmatched_context:
@@ -72,11 +71,16 @@ class Answer:
     def _bind_native(self) -> None:
         if not self.question.native:
             return
-        spans = {span.envelope: span for span in self.matcher.history.envelopes}
+        # Envelopes stand in the history in their own order.
+        spans = self.matcher.history.envelopes
         bound: dict[int, list[EnvelopeSpan]] = {}
-        for native in self.question.native:
-            for position in native.calls:
-                bound.setdefault(position, []).append(spans[native.envelope])
+        for envelope, _, calls in self.question.native:
+            for position in calls:
+                span = spans[envelope]
+                if position in bound:
+                    bound[position].append(span)
+                else:
+                    bound[position] = [span]
         self.matcher.bind_native(bound)
 
     def _drop_context(self) -> None:
@@ -190,7 +194,7 @@ class Answer:
         return SelectionError(
             Code.MATCH_MISSING,
             f"expected envelope {native.response_id!r} to hold the reply of call {', '.join(calls)}, it does not",
-            where=native.where,
+            where=self.matcher.history.sources[native.envelope].where,
             evidence={"response_id": native.response_id, "calls": calls},
         )
 

@@ -36,17 +36,27 @@ _NOTHING: Final = (EMPTY,)
 
 
 class _View(msgspec.Struct):
-    """One way of comparing: the history's keys in a row, and the calls by their content in the same keys."""
+    """One way of comparing: the history's keys in a row, and the calls by their content in the same keys.
+
+    The calls are indexed when content is first asked for: where every item names its call, it never is.
+    """
 
     keys: list[Any]
     offsets_I: list[int]
     item_at: list[int]
+    of_atoms: bool
     by_content: dict[tuple[Any, ...], list[int]]
     lengths: dict[Any, list[int]]
+    indexed: bool = False
 
 
 def _is_single(atoms: tuple[Atom, ...]) -> bool:
     return len(atoms) == 1
+
+
+def _inside(spans: list[EnvelopeSpan] | None, index: int) -> bool:
+    """Tell whether a call that envelopes name, or that none names, may begin at an item."""
+    return spans is None or any(span.start <= index < span.end for span in spans)
 
 
 def _has_atoms(content: tuple[Any, ...] | None) -> bool:
@@ -79,19 +89,19 @@ class Matcher:
         self._foreign = foreign
         self._views = self._make_views()
         self._native: dict[int, list[EnvelopeSpan]] = {}
+        self._plain = not (foreign or options.reasoning_optional or options.renamed_call_ids)
         self._restricted = options.renamed_call_ids or bool(set(self.owners_I) - {NO_OWNER})
 
     def _owners(self) -> list[int]:
         """Return, per item, the one call that its id identifies, or `NO_OWNER`."""
         owner_of = self.captured.owners.get
-        owners: list[int] = []
-        for index, item in enumerate(self.history.items):
-            owner = NO_OWNER if item.id is None else owner_of(item.id, NO_OWNER)
-            if owner == SHARED:
-                if item.id != item.tool_call_id:
-                    self._refuse_shared(index)
-                owner = NO_OWNER
-            owners.append(owner)
+        owners = [NO_OWNER if item_id is None else owner_of(item_id, NO_OWNER) for item_id in self.history.ids_I]
+        if SHARED in owners:
+            for index, item in enumerate(self.history.items):
+                if owners[index] == SHARED:
+                    if item.id != item.tool_call_id:
+                        self._refuse_shared(index)
+                    owners[index] = NO_OWNER
         return owners
 
     def _refuse_shared(self, index: int) -> None:
@@ -111,8 +121,8 @@ class Matcher:
     def _compared(self) -> list[tuple[Atom, ...]]:
         """Return the atoms of each item in the form in which they are compared."""
         if not self.options.changes_atoms:
-            return [item.atoms for item in self.history.items]
-        return [tuple(comparable(item.atoms, self.options)) or _NOTHING for item in self.history.items]
+            return self.history.atoms_I
+        return [tuple(comparable(atoms, self.options)) or _NOTHING for atoms in self.history.atoms_I]
 
     def _drop_empties(self) -> None:
         """Leave out returned items that show nothing, where no choice depends on them.
@@ -162,7 +172,7 @@ class Matcher:
         return [self._atom_view(), self._fingerprint_view()] if self._foreign else [self._atom_view()]
 
     def _atom_view(self) -> _View:
-        view = _View([], [0], [0], {}, {})
+        view = _View([], [0], [0], True, {}, {})
         keys, offsets, item_at = view.keys, view.offsets_I, view.item_at
         if all(map(_is_single, self._atoms_I)):
             keys.extend([atoms[0] for atoms in self._atoms_I])
@@ -174,18 +184,10 @@ class Matcher:
                 item_at += (-1,) * (len(atoms) - 1)
                 item_at.append(index + 1)
                 offsets.append(len(keys))
-        contents: Iterable[tuple[Any, ...] | None] = self.contents
-        if self._foreign:
-            contents = [content if _has_atoms(content) else None for content in self.contents]
-        self._add_contents(view, contents)
-        if self._bare:
-            self._add_contents(view, [self._bare.get(position) for position in range(len(self.contents))])
-            for calls in view.by_content.values():
-                calls.sort()
         return view
 
     def _fingerprint_view(self) -> _View:
-        view = _View([], [0], [0], {}, {})
+        view = _View([], [0], [0], False, {}, {})
         for index, item in enumerate(self.history.items):
             if self._fingerprint is None:
                 keys = [atoms_fingerprint((atom,)) for atom in item.atoms]
@@ -195,7 +197,21 @@ class Matcher:
             view.item_at.extend([-1] * (len(keys) - 1))
             view.item_at.append(index + 1)
             view.offsets_I.append(len(view.keys))
-        self._add_contents(view, [None if _has_atoms(content) else content for content in self.contents])
+        return view
+
+    def _indexed(self, view: _View) -> _View:
+        """Return the view with its calls by content."""
+        if view.indexed:
+            return view
+        view.indexed = True
+        contents: Iterable[tuple[Any, ...] | None] = self.contents
+        if self._foreign:
+            contents = [content if _has_atoms(content) is view.of_atoms else None for content in self.contents]
+        self._add_contents(view, contents)
+        if self._bare and view.of_atoms:
+            self._add_contents(view, [self._bare.get(position) for position in range(len(self.contents))])
+            for calls in view.by_content.values():
+                calls.sort()
         return view
 
     def _add_contents(self, view: _View, contents: Iterable[tuple[Any, ...] | None]) -> None:
@@ -222,11 +238,14 @@ class Matcher:
 
     def options_at(self, index: int) -> list[Option]:
         """Return the options at an item, nothing used yet."""
-        found: list[Option] = []
         if self._has_empties:
             return self._options_with_empties(index)
+        owner = self.owners_I[index]
+        if owner != NO_OWNER and self._plain:
+            return self._options_of_owner(index, owner)
+        found: list[Option] = []
         limit = self.history.run_ends_I[index]
-        for view in self._views:
+        for view in map(self._indexed, self._views):
             start = view.offsets_I[index]
             first = view.keys[start]
             lengths = view.lengths.get(first)
@@ -249,6 +268,24 @@ class Matcher:
                         found.append(Option(end, calls))
         return found
 
+    def _options_of_owner(self, index: int, owner: int) -> list[Option]:
+        """Return the option at an item that names its call: there is no other."""
+        content, view = self.contents[owner], self._views[0]
+        if content is None:
+            return []
+        start = view.offsets_I[index]
+        stop = start + len(content)
+        if stop > view.offsets_I[self.history.run_ends_I[index]]:
+            return []
+        end = view.item_at[stop]
+        if end < 0 or tuple(view.keys[start:stop]) != content:
+            return []
+        if end - index > 1 and not {owner, NO_OWNER}.issuperset(self.owners_I[index:end]):
+            return []
+        if self._native and not _inside(self._native.get(owner), index):
+            return []
+        return [Option(end, [owner])]
+
     def _undecided(self, index: int) -> SelectionError:
         return SelectionError(
             Code.MATCH_UNDECIDED,
@@ -261,7 +298,7 @@ class Matcher:
         """Return the options where items that show nothing may stand inside or beside a call's span."""
         limit = self.history.run_ends_I[index]
         found: list[Option] = []
-        for view in self._views:
+        for view in map(self._indexed, self._views):
             shown: list[Any] = []
             for item in range(index, limit):
                 if self._atoms_I[item] != _NOTHING:
@@ -299,11 +336,10 @@ class Matcher:
 
     def _inside_envelope(self, index: int, calls: list[int]) -> list[int]:
         native = self._native
-        if all(call not in native for call in calls):
-            return calls
-        return [
-            call for call in calls if call not in native or any(span.start <= index < span.end for span in native[call])
-        ]
+        if len(calls) == 1:
+            return calls if _inside(native.get(calls[0]), index) else []
+        kept = [call for call in calls if _inside(native.get(call), index)]
+        return calls if len(kept) == len(calls) else kept
 
     def renames(self, index: int, end: int, call: int) -> tuple[tuple[str, str], ...] | None:
         """Return which returned tool-call id stands for which captured one, None where one may not."""

@@ -47,6 +47,7 @@ class Counting:
         self.ends: dict[int, int] = {}
         self.fixed: dict[int, int] = {}
         self.classes: list[_Class] = []
+        self.must = {call for group in evidence.must for call in group}
         self.required: set[int] = set()
         self.stood_in: dict[int, tuple[int, ...]] = {}
 
@@ -102,14 +103,14 @@ class Counting:
     def _can_hold_must(self, taken: set[int]) -> bool:
         """Tell whether the calls of the hard evidence have a place at all, before anything follows from them."""
         places = taken.union(*(group.free for group in self.classes))
-        return all(call in places for group in self.evidence.must for call in group)
+        return self.must <= places
 
     def _close(self, taken: set[int]) -> list[_Class] | None:
         """Choose what the evidence forces, until nothing changes; return the classes left open.
 
         None where a class has more required calls than places: which of them some reading holds takes a search.
         """
-        wanted = {call for group in self.evidence.must for call in group}
+        wanted = self.must
         certain = set(self.evidence.identified) | taken
         certain.update(call for group in self.classes for call in group.free if call in wanted)
         while True:
@@ -148,7 +149,7 @@ class Counting:
         held = set(self.fixed.values())
         for group in self.classes:
             held.update(group.chosen)
-        return all(sum(call in held for call in group) == 1 for group in self.evidence.must)
+        return self.must <= held
 
     def _answer(self, open_classes: list[_Class]) -> Outcome | None:
         differing: _Class | None = None
@@ -165,9 +166,7 @@ class Counting:
             return Settled(reading, frozenset(self.required), self.stood_in, last, self._reordered())
         spare = next(call for call in differing.free if call not in differing.chosen)
         given_up = next(
-            call
-            for call in reversed(differing.chosen)
-            if call not in self.required and not any(call in group for group in self.evidence.must)
+            call for call in reversed(differing.chosen) if call not in self.required and call not in self.must
         )
         differing.chosen = sorted({*differing.chosen, spare} - {given_up})
         second = self._arranged()

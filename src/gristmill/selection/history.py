@@ -16,6 +16,7 @@ import msgspec
 from gristmill.atoms import Item, read_item, strip_transport
 from gristmill.canonical import JsonValue, canonical_text
 from gristmill.errors import Code, SelectionError
+from gristmill.records import Atom
 from gristmill.selection.result import Envelope
 
 __all__ = ["EnvelopeSpan", "History", "read_histories"]
@@ -37,13 +38,15 @@ class History(msgspec.Struct):
     """Authored items in order.
 
     Attributes:
-        items: the items, read.
+        items: the items, read; `atoms_I` and `ids_I` repeat what every later step asks them for.
         raw: the same items as returned.
         run_ends_I: per item, the index behind the last item of its run; no call reaches across that.
         envelopes: which items came from which envelope.
     """
 
     items: list[Item]
+    atoms_I: list[tuple[Atom, ...]]
+    ids_I: list[str | None]
     raw: list[JsonValue]
     run_ends_I: list[int]
     envelopes: list[EnvelopeSpan]
@@ -72,6 +75,8 @@ class History(msgspec.Struct):
             below[index + 1] = below[index] + (index in new_index)
         return History(
             [self.items[index] for index in kept],
+            [self.atoms_I[index] for index in kept],
+            [self.ids_I[index] for index in kept],
             [self.raw[index] for index in kept],
             [below[self.run_ends_I[index]] for index in kept],
             [EnvelopeSpan(e.envelope, e.response_id, below[e.start], below[e.end]) for e in self.envelopes],
@@ -111,7 +116,7 @@ class _Flattening:
     """Builds one history out of envelopes and their snapshots."""
 
     def __init__(self, envelopes: Sequence[Envelope], is_identity: IsIdentity) -> None:
-        self.history = History([], [], [], [], [], envelopes)
+        self.history = History([], [], [], [], [], [], [], envelopes)
         self._is_identity = is_identity
         self._run_start = 0
 
@@ -146,12 +151,15 @@ class _Flattening:
         """Append the items of an envelope without snapshots: the path that almost every result takes."""
         history = self.history
         items, add_raw, add_place = history.items, history.raw.append, history.places.append
+        add_atoms, add_id = history.atoms_I.append, history.ids_I.append
         position = 0
         try:
             for position, value in enumerate(raw):
                 item = read_item(value)
                 if item.authored:
                     items.append(item)
+                    add_atoms(item.atoms)
+                    add_id(item.id)
                     add_raw(value)
                     add_place((number, 0, position))
                 elif not item.tool_result and len(items) > self._run_start:
@@ -160,9 +168,8 @@ class _Flattening:
             raise self._located(error, number, 0, position) from error
 
     def _end_run(self) -> None:
-        history = self.history
-        end = len(history.items)
-        history.run_ends_I.extend([end] * (end - self._run_start))
+        run_ends, end = self.history.run_ends_I, len(self.history.items)
+        run_ends += (end,) * (end - self._run_start)
         self._run_start = end
 
     def _add_snapshots(self, number: int, *, skip_repeats: bool) -> bool:
@@ -185,6 +192,8 @@ class _Flattening:
                         self._end_run()
                 elif not self._was_seen(item, seen, number, index, position):
                     history.items.append(item)
+                    history.atoms_I.append(item.atoms)
+                    history.ids_I.append(item.id)
                     history.raw.append(raw[position])
                     history.places.append((number, index, position))
             previous, previous_raw = items, raw

@@ -24,7 +24,6 @@ class NativeEnvelope(NamedTuple):
     """An envelope whose id is that of captured calls (several with choices)."""
 
     envelope: int
-    where: str
     response_id: str
     calls: list[int]
 
@@ -184,9 +183,7 @@ class Question:
                     where=history.sources[span.envelope].where,
                     evidence={"response_id": span.response_id},
                 )
-            self.native.append(
-                NativeEnvelope(span.envelope, history.sources[span.envelope].where, span.response_id, named)
-            )
+            self.native.append(NativeEnvelope(span.envelope, span.response_id, named))
 
     # Lineage (step 7)
 
