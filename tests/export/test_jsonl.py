@@ -146,7 +146,7 @@ def test_a_full_disk_is_an_export_error(tmp_path: Path, monkeypatch: pytest.Monk
         def close(self) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    for part in rows._parts:
+    for part in rows.writer.folder.parts:
         part._file.close()
         monkeypatch.setattr(part, "_file", Full())
     with pytest.raises(ExportError, match="No space left on device") as caught, rows:

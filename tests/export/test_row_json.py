@@ -55,8 +55,7 @@ def key(one: Row) -> list[Any]:
     arrays = [(held.name, held.call_id, held.start, held.values) for held in one.extras.arrays]
     values = [*fields.values(), *[part for held in arrays for part in held], one.extras.media]
     return [
-        (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
-        for value in values
+        (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value for value in values
     ]
 
 
@@ -184,9 +183,7 @@ _LINE = msgspec.json.decode(encode_row(row()))
 
 
 _SCALARS = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)
-_VALUES = st.recursive(
-    _SCALARS, lambda held: st.lists(held, max_size=3) | st.dictionaries(st.text(), held, max_size=3)
-)
+_VALUES = st.recursive(_SCALARS, lambda held: st.lists(held, max_size=3) | st.dictionaries(st.text(), held, max_size=3))
 
 
 @given(st.sampled_from(sorted(_LINE)), _VALUES)

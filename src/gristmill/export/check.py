@@ -1,105 +1,46 @@
-"""A folder of rows checked against what was captured: manifest, files, rows and refusals.
+"""A folder of an export checked against what was captured: manifest, files, records and refusals.
 
-Invariant: every field of the manifest and every line of the files is either proved from the captures or a finding;
-a finding never hides another. Lines are found by their place in the file, so memory grows with the number of
-rollouts only by a place each.
+Invariant: every field of the manifest and every record of the files is either proved from the captures or a finding;
+a finding never hides another.
 
-Not here: the rows of one rollout (reconstruction.checks), and captures (lineage_check).
+Not here: finding records in files (scan, parquet_scan), the rows of one rollout (reconstruction.checks), and captures
+(lineage_check).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from hashlib import sha256
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import msgspec
 
-from gristmill.errors import Code, DecodeError
-from gristmill.export.jsonl import FORMAT, REJECTED_NAME, ROWS_NAME, Totals, rejected_line
-from gristmill.export.manifest import MANIFEST_NAME, FileEntry, Manifest, RolloutCounts, read_manifest
+from gristmill.errors import Code, ConfigError, DecodeError
+from gristmill.export.folder import MESSAGES_NAME, REJECTED_NAME, ROWS_NAME, is_parquet_part, rejected_line
+from gristmill.export.formats import FORMATS, JSONL, MESSAGES, PARQUET, Needs
+from gristmill.export.manifest import MANIFEST_NAME, Manifest, RolloutCounts, read_manifest
+from gristmill.export.messages import conversations
 from gristmill.export.row_json import decode_row
+from gristmill.export.scan import Held, Key, LineScan, Scan, as_finding
+from gristmill.export.totals import Totals
+from gristmill.export.writer import Outcome, losses_of
 from gristmill.pipeline import RebuiltRollout
 from gristmill.reconstruction import Finding, Rollout, Row, verify_rows
 from gristmill.records import Capture, Result
-from gristmill.selection import Rejected
+from gristmill.selection import Rejected, Selection
 
 __all__ = ["FolderCheck"]
 
-_Key = tuple[str, int]
-_OF_ALL_ROLLOUTS: Final = ("rollouts", "funnel", "rejected", "forks", "context_tokens")
-
-
-class _Line(NamedTuple):
-    """Where a line stands: number from 1, byte offset, length in bytes."""
-
-    number: int
-    offset: int
-    length: int
-
-
-class _Named(msgspec.Struct):
-    """What every line of both files names."""
-
-    rollout_id: str
-    attempt: int
-    row_id: str = ""
-
-
-_named: Final = msgspec.json.Decoder(_Named)
-
-
-class _Scan:
-    """One pass over a file: size, digest, and the place of every line by attempt."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lines: dict[_Key, list[_Line]] = {}
-        self.nameless: list[_Line] = []
-        self.ids = sha256()
-        self.missing = False
-        digest, offset, number = sha256(), 0, 0
-        try:
-            with path.open("rb") as file:
-                for number, data in enumerate(file, 1):
-                    digest.update(data)
-                    self._place(_Line(number, offset, len(data)), data)
-                    offset += len(data)
-        except FileNotFoundError:
-            self.missing = True
-        except OSError as error:
-            message = f"cannot read {path}: {error.strerror or error}"
-            raise DecodeError(message, code=Code.FILE_UNREADABLE, where=str(path)) from error
-        self.entry = FileEntry(path.name, offset, digest.hexdigest(), number)
-
-    def _place(self, line: _Line, data: bytes) -> None:
-        try:
-            named = _named.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.nameless.append(line)
-            return
-        self.ids.update(f"{named.row_id}\n".encode())
-        self.lines.setdefault((named.rollout_id, named.attempt), []).append(line)
-
-    def read(self, lines: Sequence[_Line]) -> Iterator[bytes]:
-        if not lines:
-            return
-        with self.path.open("rb") as file:
-            for line in lines:
-                file.seek(line.offset)
-                yield file.read(line.length)
-
-    def where(self, line: _Line) -> str:
-        return f"{self.path} line {line.number}"
+_OF_ALL_ROLLOUTS: Final = ("rollouts", "funnel", "rejected", "forks", "context_tokens", "losses")
 
 
 class FolderCheck:
-    """Checks a folder of rows, attempt by attempt.
+    """Checks a folder of an export, attempt by attempt.
 
     Args:
-        folder: of rows.
+        folder: of the export.
 
     Raises:
         DecodeError: the manifest or a file cannot be read.
@@ -108,50 +49,91 @@ class FolderCheck:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
+        self.format = _format(folder, self.manifest.format)
         self.rows_checked = 0
-        self._rows = _Scan(folder / ROWS_NAME)
-        self._rejected = _Scan(folder / REJECTED_NAME)
+        self._records = _scan(folder, self.format)
+        self._rejected = LineScan(folder / REJECTED_NAME, _raw)
         self._totals = Totals()
+        self._losses = Counter[str]()
 
-    def check(self, capture: Capture, result: Result, outcome: RebuiltRollout | Rejected) -> Iterator[Finding]:
+    @property
+    def needs(self) -> Needs:
+        """What the outcomes that `check` gets have to be: rebuilt rollouts, or selections."""
+        return FORMATS[self.format].needs
+
+    def check(self, capture: Capture, result: Result, outcome: Outcome) -> Iterator[Finding]:
         """Find what the folder says of one attempt that its capture does not prove.
 
         Args:
             capture: the attempt.
             result: what the harness handed back.
-            outcome: of running the manifest's policy and mode on it.
+            outcome: of running the manifest's policy (and mode) on it; `needs` says what it has to be.
+
+        Raises:
+            ConfigError: rows are needed, a selection was given.
         """
         key = (capture.rollout_id, capture.attempt)
-        self._totals.add(capture, outcome)
-        rows: list[Row] = []
-        lines = self._rows.lines.pop(key, [])
-        for line, data in zip(lines, self._rows.read(lines), strict=True):
-            self.rows_checked += 1
-            try:
-                rows.append(decode_row(data, self._rows.where(line)))
-            except DecodeError as error:
-                yield Finding(error.code, error.where or str(self._rows.path), error.message)
-        numbers = [line.number for line in lines]
+        held = self._records.take(key)
+        self.rows_checked += len(held)
+        numbers = [record.number for record in held]
         if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
-            message = f"expected the rows of rollout {key[0]!r} to stand together, they do not"
-            yield Finding(Code.ROW_METADATA_DIFFERS, f"{self._rows.path} rollout={key[0]}", message)
+            message = f"expected the records of rollout {key[0]!r} to stand together, they do not"
+            yield Finding(Code.ROW_METADATA_DIFFERS, f"{held[0].where} rollout={key[0]}", message)
+        if self.needs is Needs.SELECTION:
+            outcome = yield from self._conversations(capture, result, outcome, held)
+        else:
+            yield from self._rows(capture, result, outcome, held)
+        self._totals.add(capture, outcome)
+        yield from self._refusal(key, outcome)
+
+    def _rows(self, capture: Capture, result: Result, outcome: Outcome, held: Sequence[Held]) -> Iterator[Finding]:
+        if isinstance(outcome, Selection):
+            raise ConfigError(f"expected rebuilt rollouts to check {self.format} with, got a selection")
+        rows: list[Row] = []
+        for record in held:
+            if isinstance(record.value, DecodeError):
+                yield as_finding(record.value, self.folder)
+            else:
+                rows.append(cast(Row, record.value))
         if isinstance(outcome, Rejected):
             for row in rows:
                 message = f"row {row.row_id}: of a rollout that was rejected with {outcome.code}"
                 yield Finding(Code.ROW_UNEXPECTED, f"row={row.row_id}", message)
         else:
+            self._losses["extras_as_bytes"] += sum(len(row.extras.arrays) for row in outcome.rows)
             yield from _of_rollout(capture, result, outcome, rows)
-        yield from self._refusal(key, outcome)
 
-    def _refusal(self, key: _Key, outcome: RebuiltRollout | Rejected) -> Iterator[Finding]:
+    def _conversations(
+        self, capture: Capture, result: Result, outcome: Outcome, held: Sequence[Held]
+    ) -> Generator[Finding, None, Outcome]:
+        """Make the conversations again and compare them; returns what became of the attempt."""
+        outcome = outcome.selection if isinstance(outcome, RebuiltRollout) else outcome
+        made = ()
+        if not isinstance(outcome, Rejected):
+            made = conversations(capture, result, outcome, self._losses, mode=self.manifest.mode)
+        expected = () if isinstance(made, Rejected) else tuple(record.line for record in made)
+        for index, (line, record) in enumerate(zip_longest(expected, held)):
+            if record is None:
+                message = f"expected record {index} of rollout {capture.rollout_id!r}, it is not there"
+                yield Finding(Code.ROW_MISSING, f"record={index}", message)
+            elif line is None:
+                message = f"expected {len(expected)} records of rollout {capture.rollout_id!r}, got one more"
+                yield Finding(Code.ROW_UNEXPECTED, record.where, message)
+            elif line != record.value:
+                message = f"expected record {index} of rollout {capture.rollout_id!r} as captured, it differs"
+                yield Finding(Code.ROW_METADATA_DIFFERS, record.where, message)
+        if isinstance(made, Rejected):
+            return made
+        return outcome
+
+    def _refusal(self, key: Key, outcome: Outcome) -> Iterator[Finding]:
         """Compare the refusal of an attempt with its line."""
-        lines = self._rejected.lines.pop(key, [])
+        lines = self._rejected.take(key)
         expected = [rejected_line(outcome)] if isinstance(outcome, Rejected) else []
-        got = list(self._rejected.read(lines))
-        if got != expected:
+        if [line.value for line in lines] != expected:
             what = f"the refusal {outcome.code}" if isinstance(outcome, Rejected) else "no refusal"
-            message = f"expected {what} of rollout {key[0]!r} attempt {key[1]}, got {len(got)} line(s) that differ"
-            where = self._rejected.where(lines[0]) if lines else str(self._rejected.path)
+            message = f"expected {what} of rollout {key[0]!r} attempt {key[1]}, got {len(lines)} line(s) that differ"
+            where = lines[0].where if lines else str(self._rejected.path)
             yield Finding(Code.MANIFEST_DIFFERS, where, message, {"rollout_id": key[0], "attempt": key[1]})
 
     def finish(
@@ -163,51 +145,41 @@ class FolderCheck:
             policy, options, train_model: that the outcomes came from.
             whole: whether every captured attempt was checked.
         """
-        for scan in (self._rows, self._rejected):
-            if scan.missing:
-                yield Finding(Code.MANIFEST_DIFFERS, str(scan.path), f"expected {scan.path.name}, it is not there")
-            yield from self._nameless(scan)
+        yield from self._records.strays()
+        yield from self._rejected.strays()
         if whole:
             yield from self._unknown()
         yield from self._manifest(policy, options, train_model, whole)
 
-    def _nameless(self, scan: _Scan) -> Iterator[Finding]:
-        for line, data in zip(scan.nameless, scan.read(scan.nameless), strict=True):
-            where, message, code = scan.where(line), "expected a refusal, got something else", Code.FILE_MALFORMED
-            if scan is self._rows:
-                try:
-                    decode_row(data, where)
-                except DecodeError as error:
-                    where, message, code = error.where or where, error.message, error.code
-            yield Finding(code, where, message)
-
     def _unknown(self) -> Iterator[Finding]:
-        for (rollout_id, attempt), lines in self._rows.lines.items():
-            message = f"expected rows of captured rollouts only, got {len(lines)} of {rollout_id!r} attempt {attempt}"
-            yield Finding(Code.ROW_UNEXPECTED, self._rows.where(lines[0]), message)
-        for (rollout_id, attempt), lines in self._rejected.lines.items():
+        for (rollout_id, attempt), count, where in self._records.left():
+            message = f"expected records of captured rollouts only, got {count} of {rollout_id!r} attempt {attempt}"
+            yield Finding(Code.ROW_UNEXPECTED, where, message)
+        for (rollout_id, attempt), _, where in self._rejected.left():
             message = f"expected refusals of captured rollouts only, got one of {rollout_id!r} attempt {attempt}"
-            yield Finding(Code.MANIFEST_DIFFERS, self._rejected.where(lines[0]), message)
+            yield Finding(Code.MANIFEST_DIFFERS, where, message)
 
     def _manifest(
         self, policy: str, options: Mapping[str, str], train_model: str | None, whole: bool
     ) -> Iterator[Finding]:
         """Make the manifest again and compare it, entry by entry."""
         totals, got = self._totals, self.manifest
+        entries = (*self._records.entries, *self._rejected.entries)
         expected = msgspec.structs.replace(
             got,
             schema=1,
-            format=FORMAT,
-            files=tuple(sorted((self._rows.entry, self._rejected.entry), key=lambda entry: entry.name)),
+            format=self.format,
+            files=tuple(sorted(entries, key=lambda entry: entry.name)),
             policy=policy,
             options=dict(options),
             train_model=train_model,
-            rows_digest=self._rows.ids.hexdigest(),
+            rows_digest=self._records.ids.hexdigest(),
             rollouts=RolloutCounts(totals.selected, totals.rejected),
             funnel=totals.funnel,
             rejected=dict(totals.codes),
             forks=dict(totals.forks),
             context_tokens=totals.context_tokens,
+            losses=losses_of(self._losses),
             manifest_digest=got.digest(),
         )
         wanted, found = msgspec.to_builtins(expected), msgspec.to_builtins(got)
@@ -232,9 +204,34 @@ class FolderCheck:
         yield Finding(Code.MANIFEST_DIFFERS, where, f"expected {path[2:]} {wanted!r}, got {got!r}")
 
 
-def _of_rollout(
-    capture: Capture, result: Result, outcome: RebuiltRollout, rows: Sequence[Row]
-) -> tuple[Finding, ...]:
+def _format(folder: Path, stated: str) -> str:
+    """Name the format of a folder: what the manifest says if its files are there, else what the files say."""
+    names = {entry.name for entry in folder.iterdir()}
+    there = {
+        PARQUET: any(map(is_parquet_part, names)),
+        MESSAGES: MESSAGES_NAME in names,
+        JSONL: ROWS_NAME in names,
+    }
+    if there.get(stated):
+        return stated
+    return next((name for name, held in there.items() if held), stated if stated in there else JSONL)
+
+
+def _scan(folder: Path, name: str) -> Scan:
+    if name == PARQUET:
+        from gristmill.export.parquet_scan import ParquetScan  # noqa: PLC0415 - pyarrow only where it is needed
+
+        return ParquetScan(folder)
+    if name == MESSAGES:
+        return LineScan(folder / MESSAGES_NAME, _raw)
+    return LineScan(folder / ROWS_NAME, decode_row)
+
+
+def _raw(data: bytes, where: str) -> bytes:
+    return data
+
+
+def _of_rollout(capture: Capture, result: Result, outcome: RebuiltRollout, rows: Sequence[Row]) -> tuple[Finding, ...]:
     rollout = Rollout(
         rollout_id=capture.rollout_id,
         attempt=capture.attempt,

@@ -4,7 +4,7 @@ Invariant: equal rows made in the same way give the same bytes: no clock, no hos
 computed again from the captures and the files, and `manifest_digest` covers them all, so that a changed one is
 found even where two ways of making rows happen to agree.
 
-Not here: writing folders (jsonl), and computing it again (check).
+Not here: writing folders (folder, writer), and computing it again (check).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "MANIFEST_NAME",
     "MANIFEST_SCHEMA",
     "FileEntry",
+    "Loss",
     "Manifest",
     "RolloutCounts",
     "read_manifest",
@@ -37,7 +38,7 @@ MANIFEST_NAME: Final = "manifest.json"
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file: size in bytes, sha256 in hexadecimal digits, number of lines (`rows`)."""
+    """One file: size in bytes, sha256 in hexadecimal digits, number of its records (`rows`)."""
 
     name: str
     bytes: int
@@ -52,20 +53,28 @@ class RolloutCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rejected: int = 0
 
 
+class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that the format dropped or changed, by its name in `formats`, and how often."""
+
+    name: str
+    count: int
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a folder of rows holds.
 
     Attributes:
-        format: of the rows: `jsonl`.
+        format: of the records: a name in `formats.FORMATS`.
         files: in order of their names.
         policy, options, train_model: how the calls were selected, as given on the command line.
         mode: how they became rows.
-        rows_digest: sha256 over the row ids in the order of the file, each with a line end.
+        rows_digest: sha256 over the ids of rows (or records) in the order of the files, each with a line end.
         rollouts: counts of attempts.
         funnel: captured, usable, selected, trained, in calls and sampled tokens.
         rejected: rejected attempts by code.
         forks: forks from recorded parents by cause.
         context_tokens: of all rows; context that several rows repeat counts each time.
+        losses: what the format dropped or changed; not there where it was nothing.
         manifest_digest: sha256 of this manifest with an empty `manifest_digest`.
     """
 
@@ -82,16 +91,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rejected: Mapping[str, int]
     forks: Mapping[str, int]
     context_tokens: int
+    losses: tuple[Loss, ...] = ()
     manifest_digest: str = ""
 
     def encode(self) -> bytes:
         """Write the manifest as indented JSON with a line end."""
-        return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=2) + b"\n"
+        return msgspec.json.format(self._json(), indent=2) + b"\n"
 
     def digest(self) -> str:
         """Compute `manifest_digest`."""
         plain = msgspec.structs.replace(self, manifest_digest="")
-        return sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()
+        return sha256(plain._json()).hexdigest()
+
+    def _json(self) -> bytes:
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "losses" or self.losses}
+        return msgspec.json.encode(fields, order="deterministic")
 
 
 def sealed(manifest: Manifest) -> Manifest:
@@ -117,7 +131,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"cannot read {path}: {error.strerror or error}",
             code=Code.FILE_UNREADABLE,
             where=str(path),
-            hint="a folder of rows is made by `gristmill rows PATHS --out DIR`, and its manifest is written last",
+            hint="a folder of rows is made by `gristmill export`, and its manifest is written last",
         ) from error
     try:
         manifest = msgspec.json.decode(data, type=Manifest)

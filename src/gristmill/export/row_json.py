@@ -19,18 +19,15 @@ import numpy.typing as npt
 import orjson
 
 from gristmill.errors import Code, DecodeError, ExportError
+from gristmill.export.span_array import little_endian, values_of
 from gristmill.reconstruction import Row, RowExtras, Span, SpanArray
 from gristmill.records import Float32Array, MediaSpan
 
-__all__ = ["ROW_SCHEMA", "decode_row", "encode_row"]
+__all__ = ["ROW_SCHEMA", "check_finite", "decode_row", "encode_row"]
 
 ROW_SCHEMA: Final = 1
 """Version of the row line; readers refuse newer ones."""
 
-_DTYPES: Final = frozenset(
-    {"bool", "float16", "float32", "float64"}
-    | {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
-)
 _ROUNDED_TWICE: Final = np.array([0x15AE43FD], np.uint32).view(np.float32)[0]
 """7.038531e-26, the one magnitude whose shortest text, read as a double, rounds to another float32.
 
@@ -95,9 +92,7 @@ def encode_row(row: Row) -> bytes:
     Raises:
         ExportError: `row_malformed`: a log-probability is not finite, or a text cannot be written as UTF-8.
     """
-    if not np.isfinite(row.logprobs).all():
-        message = f"expected finite log-probabilities in row {row.row_id}, got others"
-        raise ExportError(message, code=Code.ROW_MALFORMED, where=f"row={row.row_id}")
+    check_finite(row)
     line = {name: getattr(row, name) for name in row.__struct_fields__}
     line["spans"] = msgspec.to_builtins(row.spans)
     line["extras"] = {
@@ -114,6 +109,17 @@ def encode_row(row: Row) -> bytes:
         raise ExportError(message, code=Code.ROW_MALFORMED, where=f"row={row.row_id}") from error
 
 
+def check_finite(row: Row) -> None:
+    """Refuse log-probabilities that no trainer should get, in any format.
+
+    Raises:
+        ExportError: `row_malformed`.
+    """
+    if not np.isfinite(row.logprobs).all():
+        message = f"expected finite log-probabilities in row {row.row_id}, got others"
+        raise ExportError(message, code=Code.ROW_MALFORMED, where=f"row={row.row_id}")
+
+
 def _exactly_written(logprobs_T: Float32Array) -> npt.NDArray[Any]:
     """Return an array whose shortest texts, read as doubles and rounded, give the same float32."""
     if (np.abs(logprobs_T) == _ROUNDED_TWICE).any():
@@ -123,14 +129,13 @@ def _exactly_written(logprobs_T: Float32Array) -> npt.NDArray[Any]:
 
 def _packed(array: SpanArray) -> dict[str, Any]:
     values = array.values
-    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
     return {
         "name": array.name,
         "call_id": array.call_id,
         "start": array.start,
         "dtype": values.dtype.name,
         "shape": list(values.shape),
-        "data": base64.b64encode(little.tobytes()).decode("ascii"),
+        "data": base64.b64encode(little_endian(values).tobytes()).decode("ascii"),
     }
 
 
@@ -202,14 +207,9 @@ def _other_schema(schema: int, where: str) -> DecodeError:
 
 
 def _unpacked(array: _Array, where: str) -> SpanArray:
-    if array.dtype not in _DTYPES:
-        message = f"expected one of {', '.join(sorted(_DTYPES))}, got {array.dtype!r}"
-        raise DecodeError(message, code=Code.ROW_MALFORMED, where=f"{where}.dtype")
     try:
         raw = base64.b64decode(array.data, validate=True)
-        values: npt.NDArray[Any] = np.frombuffer(raw, np.dtype(array.dtype).newbyteorder("<"))
-        values = values.reshape(array.shape).astype(np.dtype(array.dtype), copy=False)
-    except (ValueError, OverflowError, binascii.Error) as error:
+    except (ValueError, binascii.Error) as error:
         message = f"expected dtype, shape and data of one array: {error}"
         raise DecodeError(message, code=Code.ROW_MALFORMED, where=where) from error
-    return SpanArray(array.name, array.call_id, array.start, values)
+    return SpanArray(array.name, array.call_id, array.start, values_of(array.dtype, array.shape, raw, where))
