@@ -220,9 +220,15 @@ def test_environment_items(item: Json, result: bool) -> None:
 
 
 SERVER = (
-    "web_search_call file_search_call code_interpreter_call image_generation_call mcp_call mcp_list_tools "
-    "mcp_approval_request tool_search_call"
-).split()
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "mcp_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "tool_search_call",
+)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +249,7 @@ def test_unknown_never_means_ignore(item: Json) -> None:
     assert caught.value.code is Code.ITEM_TYPE_UNSUPPORTED
     assert caught.value.where.startswith("$.at")
     assert "i" in caught.value.message
-    assert ("server" in caught.value.message) is (item.get("type") in SERVER)
+    assert ("executed by a server" in caught.value.message) is (item.get("type") in SERVER)
 
 
 def deep(levels: int) -> Any:
@@ -304,7 +310,7 @@ def deep(levels: int) -> Any:
         ({"type": "reasoning", "summary": [{"text": 1}]}, "$.summary[0].text"),
         ({"type": "reasoning", "encrypted_content": 1}, "$.encrypted_content"),
     ],
-    ids=[str(number) for number in range(48)],
+    ids=[str(number) for number in range(47)],
 )
 def test_wrong_types_are_refused_with_their_path(item: Any, where: str) -> None:
     # A refusal must lead to the place in the result, and never be a Python error.
@@ -404,7 +410,7 @@ ITEMS = st.fixed_dictionaries(
         "role": st.sampled_from(["assistant", "user", "tool"]) | any_json(),
         **{
             key: any_json()
-            for key in "content id tool_calls refusal reasoning audio arguments name call_id input summary action".split()
+            for key in ("content", "id", "tool_calls", "refusal", "reasoning", "audio", "arguments", "name", "call_id")
         },
     },
 )
@@ -415,15 +421,15 @@ ITEMS = st.fixed_dictionaries(
 def test_fuzz_items(item: Any) -> None:
     # Any JSON gives an item or a coded refusal.
     for read in (read_item, environment_atoms):
+        code = None
         try:
             read(item)
         except SelectionError as error:
-            assert error.code in {
-                Code.OUTPUT_MALFORMED,
-                Code.ITEM_TYPE_UNSUPPORTED,
-                Code.ITEM_TOO_DEEP,
-                Code.ITEM_TOO_LARGE,
-            }
+            code = error.code
+        assert code in READING_CODES
+
+
+READING_CODES = {None, Code.OUTPUT_MALFORMED, Code.ITEM_TYPE_UNSUPPORTED, Code.ITEM_TOO_DEEP, Code.ITEM_TOO_LARGE}
 
 
 def test_numbers_of_a_file_are_compared_exactly() -> None:

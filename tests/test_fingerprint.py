@@ -83,6 +83,7 @@ def test_every_kind_of_atom_has_a_kind_of_item() -> None:
         ({"type": "web_search_call", "id": "ws"}, "ws"),
         ({"role": "user", "content": "hi", "id": 7}, None),
         ("text", None),
+        ({"type": "compaction", "id": "k"}, "k"),
         ({"role": "assistant", "content": 5}, None),
         ({"role": "assistant", "content": float("nan")}, None),
     ],

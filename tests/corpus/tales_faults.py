@@ -15,6 +15,7 @@ from tests.corpus.telling import (
     refuses,
     said,
     selects,
+    tool_result,
     user,
 )
 
@@ -118,6 +119,94 @@ def _evidence() -> Iterator[Story]:
                 "c4": "response_id",
             },
         ),
+    )
+
+    yield Story(
+        "evidence_narrows_step_by_step",
+        """The native call proves its ancestors, and one reading holds them all. What the rest of that reading would
+        require in turn fits into no remaining reading; it must not throw away what was settled before.""",
+        [
+            call("c0", said("")),
+            call("c1", said("")),
+            call("c2", said(""), parent="c1"),
+            call("c3", said("ab"), parent="c2"),
+            call("c4", said(""), parent="c1", tokens_of="c2"),
+            call("c5", said(""), parent="c4"),
+        ],
+        {
+            "responses": [
+                {"id": "resp-c5", "output": [message(""), message(""), tool_result("t"), message("")]},
+                {"id": "h1", "output": [tool_result("t"), message("ab")]},
+            ]
+        },
+        selects(
+            "c1",
+            "c4",
+            "c5",
+            "c3",
+            why={
+                "c0": "not_returned",
+                "c1": "lineage",
+                "c2": "retry_superseded",
+                "c3": "content",
+                "c4": "lineage",
+                "c5": "response_id",
+            },
+            rows=[["c1", "c4", "c5"], ["c3"]],
+        ),
+    )
+    yield Story(
+        "forced_twin_without_parent",
+        """The declared call has a twin, and both continue a call that was never captured. The declared one is in every
+        reading, so its missing parent breaks the lineage, twin or not.""",
+        [
+            call("c2", said(""), parent="c0"),
+            call("c4", said("ab"), parent="c3"),
+            call("c5", said("ab"), parent="c3", tokens_of="c4"),
+        ],
+        {
+            "response": {"contains_transitions": True, "output": [[message("")], [message("ab")]]},
+            "terminal_response_id": "resp-c5",
+        },
+        refuses("lineage_broken", "c3", where="call=c5"),
+    )
+    yield Story(
+        "snapshots_with_minted_ids",
+        """Cumulative snapshots whose item ids are made anew for each snapshot. Such an id was never served and is no
+        identity, so it cannot say that the item is new: the repeat may be a repeat, or the retry with the same words.
+        Once the retry was selected.""",
+        [call("c1", said("a")), call("x1", said("a")), call("c2", said("b"), parent="c1")],
+        {
+            "response": {
+                "contains_transitions": True,
+                "output": [[message("a", id="x1")], [message("a", id="x2"), message("b", id="x3")]],
+            }
+        },
+        refuses("snapshot_ambiguous", "x1"),
+    )
+    yield Story(
+        "empty_reply_is_no_part_of_another",
+        """An empty reply continues the scored one. What the harness returned is the scored reply alone, without the
+        empty turn, so the content names one call and not two.""",
+        [call("c1", said("one")), call("c2", said(""), parent="c1", samples=0)],
+        output(message("one")),
+        selects(
+            "c1",
+            "c2",
+            terminal="resp-c1",
+            why={"c1": "captured", "c2": "captured"},
+            rows=[["c1"]],
+            empty=["c2"],
+            policy="all_captured",
+        ),
+    )
+    yield Story(
+        "blank_reply_under_trim",
+        """With `whitespace=trim` a reply of nothing but blanks is an empty one, and equals an empty turn. It once broke
+        the option for the whole rollout.""",
+        [call("c1", said(" "), _f("t1")), call("c2", said(" \n"), parent="c1")],
+        output(_f("t1"), user(), message("")),
+        selects("c1", "c2", why={"c1": "content", "c2": "content"}, options={"whitespace": "trim"}),
     )
 
 

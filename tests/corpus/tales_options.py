@@ -132,7 +132,9 @@ def _renamed() -> Iterator[Story]:
         """The history uses one id for two calls whose captured ids differ. One to one it cannot be.""",
         calls,
         output(function_call("h1", "ls", '{"p":"a"}'), tool_result("h1"), function_call("h1", "ls", '{"p":"b"}')),
-        refuses("match_missing", "h1", "one to one", where="$.response.output[0]", options={"tool_call_ids": "renamed"}),
+        refuses(
+            "match_missing", "h1", "one to one", where="$.response.output[0]", options={"tool_call_ids": "renamed"}
+        ),
     )
     yield Story(
         "tool_call_ids_renamed_captured_id_stands",

@@ -8,6 +8,7 @@ Not here: the returned history (history) and the search (candidates, readings).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -51,8 +52,6 @@ class MatchOptions(msgspec.Struct, frozen=True):
 
 def comparable(atoms: Sequence[Atom], options: MatchOptions) -> list[Atom]:
     """Give the form in which atoms are compared under the options."""
-    if not options.changes_atoms:
-        return list(atoms)
     made: list[Atom] = []
     for atom in atoms:
         if options.trim_whitespace and atom.kind == "text":
@@ -109,16 +108,13 @@ class CapturedCalls:
 
     def _check_identities(self) -> None:
         if len(self.by_id) != len(self.ids):
-            seen: set[str] = set()
-            for call_id in self.ids:
-                if call_id in seen:
-                    raise SelectionError(
-                        Code.CALL_IDENTITY_REUSED,
-                        f"expected model call ids to be unique, got {call_id!r} twice",
-                        where=f"call={call_id}",
-                        evidence={"model_call_id": call_id},
-                    )
-                seen.add(call_id)
+            call_id = next(call_id for call_id, times in Counter(self.ids).items() if times > 1)
+            raise SelectionError(
+                Code.CALL_IDENTITY_REUSED,
+                f"expected model call ids to be unique, got {call_id!r} twice",
+                where=f"call={call_id}",
+                evidence={"model_call_id": call_id},
+            )
         responses = [record.response_id for record in self.records]
         self._by_response = {response_id: position for position, response_id in enumerate(responses)}
         if len(self._by_response) != len(responses):

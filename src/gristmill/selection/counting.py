@@ -49,7 +49,6 @@ class Counting:
         self.classes: list[_Class] = []
         self.must = {call for group in evidence.must for call in group}
         self.required: set[int] = set()
-        self.stood_in: dict[int, tuple[int, ...]] = {}
 
     def settle(self) -> Outcome | None:
         one_each = all(len(group) == 1 for group in self.evidence.must)
@@ -163,7 +162,7 @@ class Counting:
             last = self._last_is_certain(reading)
             if last is None:
                 return None
-            return Settled(reading, frozenset(self.required), self.stood_in, last, self._reordered())
+            return Settled(reading, frozenset(self.required), self._stand_ins(), last, self._reordered())
         spare = next(call for call in differing.free if call not in differing.chosen)
         given_up = next(
             call for call in reversed(differing.chosen) if call not in self.required and call not in self.must
@@ -182,10 +181,21 @@ class Counting:
         preferred = sorted(spare, key=lambda call: (call != representative.get(call, call), self.problem.ids[call]))
         filled = preferred[:missing] if alike else spare[:missing]
         group.chosen = sorted([*group.chosen, *filled])
-        if alike:
-            for call in filled:
-                self.stood_in[call] = tuple(other for other in spare if other != call)
         return alike
+
+    def _stand_ins(self) -> dict[int, tuple[int, ...]]:
+        """Return, for each selected call that has twins which are not, those twins."""
+        stood_in: dict[int, tuple[int, ...]] = {}
+        for group in self.classes:
+            if len(group.free) == len(group.nodes):
+                continue
+            alike = self.problem.group_of(group.free)
+            for call in group.chosen:
+                others = [other for other in group.free if other not in group.chosen]
+                twins = tuple(other for other in others if call in alike and alike.get(other) == alike[call])
+                if twins:
+                    stood_in[call] = twins
+        return stood_in
 
     def _steps(self) -> list[Step]:
         calls = dict(self.fixed)

@@ -178,7 +178,8 @@ def _reason(chosen: Chosen, position: int, order: int) -> Reason:
     if item_ids:
         return Reason(Code.ITEM_ID, {**evidence, "item_ids": item_ids})
     others = chosen.settled.stood_in.get(position)
-    if others:
+    required = position in chosen.settled.required
+    if others and not required:
         stands = [question.captured.ids[other] for other in others]
         return Reason(Code.INTERCHANGEABLE, {**evidence, "stands_for": stands})
     alike = sorted({call for option in graph.options[node] for call in option.calls} - {position})
@@ -186,7 +187,7 @@ def _reason(chosen: Chosen, position: int, order: int) -> Reason:
         return Reason(Code.CONTENT, {**evidence, "candidates": 1})
     evidence["candidates"] = len(alike) + 1
     evidence["alike"] = [question.captured.ids[other] for other in alike[:8]]
-    if position in chosen.settled.required and not set(alike) <= set(chosen.calls):
+    if required and not set(alike) <= set(chosen.calls):
         return Reason(Code.LINEAGE, evidence)
     return Reason(Code.CONTENT, evidence)
 

@@ -110,8 +110,6 @@ class Walk:
         must = self.constraint.must
         if any(len(group & search.fixed_calls) > 1 for group in search.one_of):
             return None
-        if any(call not in search.open_calls and call not in search.fixed_calls for call in must):
-            return None
         if not self._add_fixed_pairs():
             return None
         frames = [_Frame(self._skip_fixed(0))]
