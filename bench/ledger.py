@@ -31,7 +31,22 @@ RECORD_bytes = 35_000
 ALONE_per_s, TOGETHER_per_s = 3000, 5000
 WRITERS = (1, 4, 8, 16, 64)
 TOKEN_bytes = 8
-WORDS = "the agent reads a file edits one line runs every test and looks at what failed".split()
+WORDS = (
+    "the",
+    "agent",
+    "reads",
+    "a",
+    "file",
+    "edits",
+    "one",
+    "line",
+    "runs",
+    "every",
+    "test",
+    "and",
+    "looks",
+    "failed",
+)
 
 
 def text_of(rng: np.random.Generator, chars: int) -> str:
@@ -55,7 +70,9 @@ def rollout(turns: int, *, said_chars: int = 600, tool_chars: int = 1400, new_T:
         {"role": "system", "content": text_of(rng, 4000)},
         {"role": "user", "content": text_of(rng, 800)},
     ]
-    tools = [{"type": "function", "function": {"name": f"tool_{n}", "description": text_of(rng, 300)}} for n in range(8)]
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{n}", "description": text_of(rng, 300)}} for n in range(8)
+    ]
     calls: list[StoredCall] = []
     suffix_T = rng.integers(0, 150_000, 2000, dtype=np.int32)
     for turn in range(turns):
@@ -210,7 +227,7 @@ def sizes_of(calls: list[StoredCall]) -> dict[str, int]:
         for call in calls:
             made.commit(key, call)
         made.freeze(key)
-        with made._reading() as connection:  # noqa: SLF001
+        with made._reading() as connection:
             taken = {table.name: sum(map(_row_bytes, table.rows(connection))) for table in (TOKENS, EXCHANGES, BODIES)}
     pieces: set[bytes] = set()
     for call in calls:

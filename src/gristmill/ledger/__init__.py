@@ -1,7 +1,35 @@
 """The durable store of captured calls: one protocol, several stores."""
 
+from gristmill.ledger.lock import LockHolder, read_holder
 from gristmill.ledger.memory import MemoryLedger
-from gristmill.ledger.protocol import AttemptKey, Ledger, StoredCall
+from gristmill.ledger.migrate import migrate
+from gristmill.ledger.protocol import (
+    LATE_REASON,
+    AttemptKey,
+    AttemptState,
+    Counts,
+    Imported,
+    Ledger,
+    StoredCall,
+    Summary,
+)
 from gristmill.ledger.snapshot import snapshot_id
+from gristmill.ledger.sqlite import SqliteLedger, SqliteReader
 
-__all__ = ["AttemptKey", "Ledger", "MemoryLedger", "StoredCall", "snapshot_id"]
+__all__ = [
+    "LATE_REASON",
+    "AttemptKey",
+    "AttemptState",
+    "Counts",
+    "Imported",
+    "Ledger",
+    "LockHolder",
+    "MemoryLedger",
+    "SqliteLedger",
+    "SqliteReader",
+    "StoredCall",
+    "Summary",
+    "migrate",
+    "read_holder",
+    "snapshot_id",
+]

@@ -5,126 +5,339 @@ Invariant: behaves as every other ledger does, durability apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import time
 
 import msgspec
 
 from gristmill.errors import Code, LedgerError
-from gristmill.ledger.protocol import AttemptKey, StoredCall
+from gristmill.ledger.bodies import written
+from gristmill.ledger.book import check_names, closed_error, name_of, unknown_attempt
+from gristmill.ledger.calls import check_delta
+from gristmill.ledger.imports import calls_of, differs, own_capture
+from gristmill.ledger.protocol import (
+    LATE_REASON,
+    AttemptKey,
+    AttemptState,
+    Counts,
+    Imported,
+    StoredCall,
+    Summary,
+)
 from gristmill.ledger.snapshot import snapshot_id as digest_attempt
-from gristmill.records import Capture, Delivery, LostCall, Result
+from gristmill.ledger.writes import check_base, prepare_result, reused, unknown_call
+from gristmill.records import CallRecord, Capture, Delivery, LostCall, Result
 
 __all__ = ["MemoryLedger"]
+
+_FROZEN = frozenset({AttemptState.FROZEN, AttemptState.ABANDONED})
 
 
 class _Attempt:
     def __init__(self) -> None:
-        self.admitted: dict[str, str | None] = {}
-        self.calls: dict[str, StoredCall] = {}
+        self.state = AttemptState.OPEN
+        self.lost: list[LostCall] = []
+        self.open: set[str] = set()
+        self.calls: list[StoredCall] = []
+        self.late: list[StoredCall] = []
+        self.ids: dict[str, int | None] = {}
+        self.next_ordinal = 0
         self.deliveries: dict[str, Delivery] = {}
         self.result: Result | None = None
-        self.frozen = False
+        self.touched_at = 0.0
+
+    def admitted(self, call_id: str) -> bool:
+        return any(lost.model_call_id == call_id for lost in self.lost)
+
+    def delivered(self, call: StoredCall) -> StoredCall:
+        state = self.deliveries.get(call.record.model_call_id)
+        if state is None:
+            return call
+        return msgspec.structs.replace(call, record=msgspec.structs.replace(call.record, delivery=state))
 
 
 class MemoryLedger:
-    """Keeps attempts in dictionaries."""
+    """Keeps attempts in dictionaries.
 
-    def __init__(self) -> None:
+    Args:
+        clock: unix seconds.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time) -> None:
         self._attempts: dict[AttemptKey, _Attempt] = {}
+        self._clock = clock
 
-    def _open(self, key: AttemptKey) -> _Attempt:
-        attempt = self._attempts.setdefault(key, _Attempt())
-        if attempt.frozen:
-            raise LedgerError(
-                f"expected an attempt that takes calls, {key.rollout_id}/{key.attempt} is frozen",
-                code=Code.OPTION_INVALID,
-                where=key.rollout_id,
-            )
-        return attempt
+    def _begun(self, key: AttemptKey) -> _Attempt:
+        return self._attempts.get(key) or _Attempt()
 
     def _known(self, key: AttemptKey) -> _Attempt:
         attempt = self._attempts.get(key)
         if attempt is None:
-            raise LedgerError(
-                f"expected a captured rollout, got {key.rollout_id}/{key.attempt}",
-                code=Code.ROLLOUT_UNKNOWN,
-                where=key.rollout_id,
-            )
+            raise unknown_attempt(key)
         return attempt
+
+    def _change(self, key: AttemptKey, attempt: _Attempt) -> None:
+        attempt.touched_at = self._clock()
+        self._attempts.setdefault(key, attempt)
 
     def admit(self, key: AttemptKey, model_call_id: str, parent_call_id: str | None = None) -> None:
         """Record that a call is about to be made."""
-        attempt = self._open(key)
-        if model_call_id in attempt.admitted:
-            raise LedgerError(
-                f"expected a new call id, got {model_call_id} again",
-                code=Code.CALL_IDENTITY_REUSED,
-                where=f"call={model_call_id}",
-            )
-        attempt.admitted[model_call_id] = parent_call_id
+        check_names(key, model_call_id, parent_call_id)
+        attempt = self._begun(key)
+        if attempt.state != AttemptState.OPEN:
+            raise closed_error(key, attempt.state, "takes calls")
+        if model_call_id in attempt.ids or attempt.admitted(model_call_id):
+            raise reused(model_call_id, f"expected a new call id, got {model_call_id} again")
+        attempt.lost.append(LostCall(model_call_id=model_call_id, parent_call_id=parent_call_id))
+        attempt.open.add(model_call_id)
+        self._change(key, attempt)
 
     def commit(self, key: AttemptKey, call: StoredCall) -> int:
         """Store the outcome of a call and return its ordinal."""
-        attempt = self._open(key)
-        call_id = call.record.model_call_id
-        if call_id in attempt.calls:
-            raise LedgerError(
-                f"expected a call without outcome, {call_id} has one",
-                code=Code.CALL_IDENTITY_REUSED,
-                where=f"call={call_id}",
+        return self.commit_choices(key, (call,))[0]
+
+    def commit_choices(self, key: AttemptKey, calls: Sequence[StoredCall]) -> tuple[int, ...]:
+        """Store the calls of one reply, all or none, and return their ordinals."""
+        check_names(key)
+        attempt = self._begun(key)
+        if attempt.state in _FROZEN:
+            raise closed_error(key, attempt.state, "takes outcomes")
+        ids = dict(attempt.ids)
+        for call in calls:
+            call_id = call.record.model_call_id
+            if call_id in ids:
+                raise reused(call_id, f"expected a call without outcome, {call_id} has one")
+            if attempt.admitted(call_id) and call_id not in attempt.open:
+                raise reused(call_id, f"expected a call in flight, {call_id} was lost")
+            _check(call, ids)
+            ids[call_id] = None if call.tokens is None else call.record.cum_len
+        late = attempt.state == AttemptState.FINISHED
+        ordinals: list[int] = []
+        for call in calls:
+            record = msgspec.structs.replace(
+                call.record, rollout_id=key.rollout_id, attempt=key.attempt, ordinal=attempt.next_ordinal
             )
-        ordinal = len(attempt.calls)
-        record = msgspec.structs.replace(call.record, rollout_id=key.rollout_id, attempt=key.attempt, ordinal=ordinal)
-        attempt.calls[call_id] = msgspec.structs.replace(call, record=record)
-        return ordinal
+            (attempt.late if late else attempt.calls).append(msgspec.structs.replace(call, record=record))
+            ordinals.append(attempt.next_ordinal)
+            attempt.next_ordinal += 1
+            if record.model_call_id in attempt.open:
+                attempt.open.discard(record.model_call_id)
+                attempt.lost = [lost for lost in attempt.lost if lost.model_call_id != record.model_call_id]
+        attempt.ids = ids
+        self._change(key, attempt)
+        return tuple(ordinals)
+
+    def lose(self, key: AttemptKey, model_call_id: str, reason: str) -> None:
+        """Say why an admitted call has no outcome and will get none."""
+        check_names(key, model_call_id, reason)
+        attempt = self._known(key)
+        if attempt.state in _FROZEN:
+            raise closed_error(key, attempt.state, "takes outcomes")
+        if model_call_id in attempt.ids:
+            raise reused(model_call_id, f"expected a call without outcome, {model_call_id} has one")
+        if not attempt.admitted(model_call_id):
+            raise unknown_call(key, model_call_id)
+        if model_call_id not in attempt.open:
+            raise reused(model_call_id, f"expected a call in flight, {model_call_id} was lost before")
+        attempt.open.discard(model_call_id)
+        attempt.lost = [
+            msgspec.structs.replace(lost, reason=reason) if lost.model_call_id == model_call_id else lost
+            for lost in attempt.lost
+        ]
+        self._change(key, attempt)
 
     def deliver(self, key: AttemptKey, model_call_id: str, delivery: Delivery) -> None:
         """Append whether the client got the reply."""
-        self._known(key).deliveries[model_call_id] = delivery
+        check_names(key, model_call_id)
+        attempt = self._known(key)
+        if model_call_id not in attempt.ids and not attempt.admitted(model_call_id):
+            raise unknown_call(key, model_call_id)
+        attempt.deliveries[model_call_id] = delivery
+        self._change(key, attempt)
 
     def finish(self, key: AttemptKey, result: Result) -> None:
         """Store what the harness handed back."""
-        self._open(key).result = result
+        check_names(key, result.group_id)
+        attempt = self._begun(key)
+        prepared = prepare_result(result)
+        if attempt.result is not None:
+            if prepare_result(attempt.result) != prepared:
+                raise LedgerError(
+                    f"expected the result that {name_of(key)} has already, got another",
+                    code=Code.ATTEMPT_DIFFERS,
+                    where=key.rollout_id,
+                )
+            return
+        if attempt.state in _FROZEN:
+            raise closed_error(key, attempt.state, "takes a result")
+        attempt.result, attempt.state = result, AttemptState.FINISHED
+        self._change(key, attempt)
 
     def attempts(self) -> Iterator[AttemptKey]:
         """Yield the attempts in the order in which they began."""
-        yield from self._attempts
+        yield from tuple(self._attempts)
 
-    def read(self, key: AttemptKey) -> tuple[Capture, Result | None]:
+    def rollout(self, rollout_id: str) -> tuple[AttemptKey, ...]:
+        """Return the attempts of one rollout by number."""
+        return tuple(sorted(key for key in self._attempts if key.rollout_id == rollout_id))
+
+    def summaries(
+        self,
+        *,
+        after: AttemptKey | None = None,
+        state: AttemptState | None = None,
+        group_id: str | None = None,
+    ) -> Iterator[Summary]:
+        """Yield one line for each attempt, in the order in which they began."""
+        keys = list(self._attempts)
+        if after is not None:
+            self._known(after)
+            keys = keys[keys.index(after) + 1 :]
+        for key in keys:
+            summary = _summary(key, self._attempts[key])
+            if state in (None, summary.state) and group_id in (None, summary.group_id):
+                yield summary
+
+    def counts(self) -> Counts:
+        """Add up all attempts."""
+        summaries = list(self.summaries())
+        states = [summary.state for summary in summaries]
+        return Counts(
+            attempts={state: states.count(state) for state in AttemptState if state in states},
+            calls=sum(summary.calls for summary in summaries),
+            lost=sum(summary.lost for summary in summaries),
+            usable_calls=sum(summary.usable_calls for summary in summaries),
+            sampled_tokens=sum(summary.sampled_tokens for summary in summaries),
+            prompt_tokens=sum(summary.prompt_tokens for summary in summaries),
+        )
+
+    def read(self, key: AttemptKey, *, tokens: bool = True, exchanges: bool = False) -> tuple[Capture, Result | None]:
         """Return everything captured of an attempt, and its result."""
         attempt = self._known(key)
-        records = tuple(
-            msgspec.structs.replace(call.record, delivery=attempt.deliveries.get(call_id, call.record.delivery))
-            for call_id, call in attempt.calls.items()
-        )
+        late = [
+            LostCall(
+                model_call_id=call.record.model_call_id,
+                parent_call_id=call.record.parent_call_id,
+                reason=LATE_REASON,
+            )
+            for call in attempt.late
+        ]
+        calls = [attempt.delivered(call) for call in attempt.calls]
         capture = Capture(
             rollout_id=key.rollout_id,
             attempt=key.attempt,
-            records=records,
-            tokens={call_id: call.tokens for call_id, call in attempt.calls.items() if call.tokens is not None},
-            lost=tuple(
-                LostCall(model_call_id=call_id, parent_call_id=parent)
-                for call_id, parent in attempt.admitted.items()
-                if call_id not in attempt.calls
-            ),
+            records=tuple(call.record for call in calls),
+            tokens={call.record.model_call_id: call.tokens for call in calls if tokens and call.tokens is not None},
+            lost=(*attempt.lost, *late),
             exchanges={
-                call_id: call.exchange for call_id, call in attempt.calls.items() if call.exchange is not None
+                call.record.model_call_id: call.exchange for call in calls if exchanges and call.exchange is not None
             },
         )
         return capture, attempt.result
 
+    def late(self, key: AttemptKey) -> tuple[StoredCall, ...]:
+        """Return the outcomes that came after the attempt had finished, in commit order."""
+        attempt = self._known(key)
+        return tuple(attempt.delivered(call) for call in attempt.late)
+
+    def import_attempts(self, attempts: Iterable[tuple[Capture, Result | None]]) -> Imported:
+        """Add whole attempts, frozen: all of them or none."""
+        fresh: dict[AttemptKey, _Attempt] = {}
+        unchanged = 0
+        for given, result in attempts:
+            capture = own_capture(given)
+            key = AttemptKey(capture.rollout_id, capture.attempt)
+            there = self._attempts.get(key) or fresh.get(key)
+            if there is None:
+                fresh[key] = _imported(capture, result)
+            elif self._digest(key, there) == digest_attempt(capture, result):
+                unchanged += 1
+            else:
+                raise differs(key)
+        for key, attempt in fresh.items():
+            self._change(key, attempt)
+        return Imported(len(fresh), unchanged)
+
+    def _digest(self, key: AttemptKey, attempt: _Attempt) -> str:
+        apart = MemoryLedger()
+        apart._attempts[key] = attempt
+        return digest_attempt(*apart.read(key, exchanges=True), apart.late(key))
+
     def freeze(self, key: AttemptKey) -> str:
         """Admit no more calls and return the snapshot id."""
-        self._known(key).frozen = True
-        return digest_attempt(*self.read(key))
+        return self._freeze(key, AttemptState.FROZEN)
+
+    def abandon(self, key: AttemptKey) -> str:
+        """Freeze an attempt that its harness never finished."""
+        state = self._known(key).state
+        if state != AttemptState.OPEN:
+            raise closed_error(key, state, "is open")
+        return self._freeze(key, AttemptState.ABANDONED)
+
+    def _freeze(self, key: AttemptKey, state: AttemptState) -> str:
+        attempt = self._known(key)
+        if attempt.state not in _FROZEN:
+            attempt.state = state
+            self._change(key, attempt)
+        return self._digest(key, attempt)
 
     def retire(self, key: AttemptKey, snapshot_id: str) -> None:
         """Delete a frozen attempt that has not changed."""
         attempt = self._known(key)
-        if not attempt.frozen or digest_attempt(*self.read(key)) != snapshot_id:
+        if attempt.state not in _FROZEN or self._digest(key, attempt) != snapshot_id:
             raise LedgerError(
-                f"expected a frozen attempt with snapshot {snapshot_id}, {key.rollout_id}/{key.attempt} is another",
+                f"expected a frozen attempt with snapshot {snapshot_id}, {name_of(key)} is another",
                 code=Code.MANIFEST_DIFFERS,
                 where=key.rollout_id,
             )
         del self._attempts[key]
+
+
+def _check(call: StoredCall, ids: dict[str, int | None]) -> None:
+    """Refuse tokens that disagree with their record or their base."""
+    if call.exchange is not None:
+        where = f"call={call.record.model_call_id}"
+        for value in (call.exchange.request, call.exchange.reply, dict(call.exchange.headers)):
+            written(value, where)
+    if call.tokens is None:
+        return
+    check_delta(call.record, call.tokens)
+    check_base(call.record, ids)
+
+
+def _imported(capture: Capture, result: Result | None) -> _Attempt:
+    attempt = _Attempt()
+    ids: dict[str, int | None] = {}
+    for call in calls_of(capture):
+        _check(call, ids)
+        ids[call.record.model_call_id] = None if call.tokens is None else call.record.cum_len
+        attempt.calls.append(call)
+        attempt.next_ordinal = call.record.ordinal + 1
+    if result is not None:
+        prepare_result(result)
+    attempt.ids, attempt.lost, attempt.result = ids, list(capture.lost), result
+    attempt.state = AttemptState.FROZEN
+    return attempt
+
+
+def _summary(key: AttemptKey, attempt: _Attempt) -> Summary:
+    records: list[CallRecord] = [call.record for call in attempt.calls]
+    admitted = [record.admitted_at for record in records if record.admitted_at is not None]
+    completed = [record.completed_at for record in records if record.completed_at is not None]
+    result = attempt.result
+    return Summary(
+        key=key,
+        state=attempt.state,
+        calls=len(records),
+        lost=len(attempt.lost) + len(attempt.late),
+        usable_calls=sum(record.usable for record in records),
+        sampled_tokens=sum(record.cum_len - record.prompt_len for record in records),
+        prompt_tokens=sum(record.prompt_len for record in records),
+        models=tuple(dict.fromkeys(record.model for record in records if record.model is not None)),
+        reward=None if result is None else result.reward,
+        group_id=None if result is None else result.group_id,
+        has_result=result is not None,
+        first_at=min(admitted, default=None),
+        last_at=max(completed, default=None),
+        touched_at=attempt.touched_at,
+    )

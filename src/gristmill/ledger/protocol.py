@@ -3,19 +3,36 @@
 Invariant: what was acknowledged stays; calls and deliveries are only ever added; a call admitted without an outcome is
 reported as lost and never forgotten; attempts never mix. `commit` assigns the ordinal that "commit order" means.
 
-Not here: any particular store (memory; SQLite and PostgreSQL have modules of their own).
+An attempt is open, then finished (its result is stored), then frozen (nothing changes any more but deliveries); one
+that nobody finishes is abandoned, which is frozen under another name. An outcome that comes after `finish` is kept as
+it is, can be read with `late`, and is never a record of the capture: there it stands among the lost calls.
+
+Not here: any particular store (memory, SQLite).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from gristmill.records import CallRecord, Capture, Delivery, Exchange, Result, TokenDelta
 
-__all__ = ["AttemptKey", "Ledger", "StoredCall"]
+__all__ = [
+    "LATE_REASON",
+    "AttemptKey",
+    "AttemptState",
+    "Counts",
+    "Imported",
+    "Ledger",
+    "StoredCall",
+    "Summary",
+]
+
+LATE_REASON: Final = "its outcome came after the rollout had finished"
+"""Why a call whose outcome was late counts as lost."""
 
 
 class AttemptKey(NamedTuple):
@@ -25,12 +42,67 @@ class AttemptKey(NamedTuple):
     attempt: int = 0
 
 
+class AttemptState(StrEnum):
+    """Where an attempt is in its life."""
+
+    OPEN = "open"
+    FINISHED = "finished"
+    FROZEN = "frozen"
+    ABANDONED = "abandoned"
+
+
 class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one call: its record, its tokens if there are any, and what went over the wire if it is kept."""
 
     record: CallRecord
     tokens: TokenDelta | None = None
     exchange: Exchange | None = None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt in a line of `ls`.
+
+    Attributes:
+        calls: committed calls that a policy can select.
+        lost: calls without an outcome, those in flight and those whose outcome was late included.
+        sampled_tokens, prompt_tokens: summed over `calls`; the prompt is counted anew in every call.
+        models: names as served, in the order of their first calls.
+        first_at, last_at: earliest admission and latest completion of `calls`, unix seconds.
+        touched_at: when the ledger last wrote to the attempt, unix seconds.
+    """
+
+    key: AttemptKey
+    state: AttemptState
+    calls: int = 0
+    lost: int = 0
+    usable_calls: int = 0
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+    models: tuple[str, ...] = ()
+    reward: float | None = None
+    group_id: str | None = None
+    has_result: bool = False
+    first_at: float | None = None
+    last_at: float | None = None
+    touched_at: float | None = None
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals of a ledger; `attempts` by state."""
+
+    attempts: Mapping[AttemptState, int] = {}
+    calls: int = 0
+    lost: int = 0
+    usable_calls: int = 0
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """How many attempts an import added, and how many were there already with the same content."""
+
+    added: int = 0
+    unchanged: int = 0
 
 
 class Ledger(Protocol):
@@ -43,7 +115,7 @@ class Ledger(Protocol):
         """Record that a call is about to be made; without a commit it is lost.
 
         Raises:
-            LedgerError: the attempt is frozen, or the call id was admitted before.
+            LedgerError: `attempt_closed`, or `call_identity_reused` where the call id was admitted before.
         """
         ...
 
@@ -51,27 +123,97 @@ class Ledger(Protocol):
         """Store the outcome of a call and return its ordinal in the attempt.
 
         Raises:
-            LedgerError: the attempt is frozen, or the call has an outcome already.
+            LedgerError: `attempt_closed` where it is frozen; `call_identity_reused` where the call has an outcome
+                already; `token_count_mismatch` where record, tokens and base disagree on a length.
+        """
+        ...
+
+    def commit_choices(self, key: AttemptKey, calls: Sequence[StoredCall]) -> tuple[int, ...]:
+        """Store the calls of one reply with several choices, all or none; otherwise as `commit`."""
+        ...
+
+    def lose(self, key: AttemptKey, model_call_id: str, reason: str) -> None:
+        """Say why an admitted call has no outcome and will get none.
+
+        Raises:
+            LedgerError: `attempt_closed`; `call_unknown` where it was not admitted; `call_identity_reused` where it
+                has an outcome, or was lost before.
         """
         ...
 
     def deliver(self, key: AttemptKey, model_call_id: str, delivery: Delivery) -> None:
-        """Append whether the client got the reply; the last statement counts."""
+        """Append whether the client got the reply; the last statement counts.
+
+        Raises:
+            LedgerError: `rollout_unknown`, `call_unknown`.
+        """
         ...
 
     def finish(self, key: AttemptKey, result: Result) -> None:
-        """Store what the harness handed back."""
+        """Store what the harness handed back; the same result again changes nothing.
+
+        Raises:
+            LedgerError: `attempt_closed`, or `attempt_differs` where another result is stored.
+        """
         ...
 
     def attempts(self) -> Iterator[AttemptKey]:
         """Yield the attempts in the order in which they began."""
         ...
 
-    def read(self, key: AttemptKey) -> tuple[Capture, Result | None]:
+    def rollout(self, rollout_id: str) -> tuple[AttemptKey, ...]:
+        """Return the attempts of one rollout by number; empty where it is not known."""
+        ...
+
+    def summaries(
+        self,
+        *,
+        after: AttemptKey | None = None,
+        state: AttemptState | None = None,
+        group_id: str | None = None,
+    ) -> Iterator[Summary]:
+        """Yield one line for each attempt, in the order in which they began, without touching tokens.
+
+        Args:
+            after: begin behind this attempt.
+            state: only attempts in this state.
+            group_id: only attempts whose result names this group.
+
+        Raises:
+            LedgerError: `rollout_unknown`, there is no attempt `after`.
+        """
+        ...
+
+    def counts(self) -> Counts:
+        """Add up all attempts."""
+        ...
+
+    def read(self, key: AttemptKey, *, tokens: bool = True, exchanges: bool = False) -> tuple[Capture, Result | None]:
         """Return everything captured of an attempt, and its result if it has finished.
+
+        Args:
+            key: which attempt.
+            tokens: False leaves the tokens out.
+            exchanges: True adds what went over the wire.
 
         Raises:
             LedgerError: `rollout_unknown`.
+        """
+        ...
+
+    def late(self, key: AttemptKey) -> tuple[StoredCall, ...]:
+        """Return the outcomes that came after the attempt had finished, in commit order.
+
+        Raises:
+            LedgerError: `rollout_unknown`.
+        """
+        ...
+
+    def import_attempts(self, attempts: Iterable[tuple[Capture, Result | None]]) -> Imported:
+        """Add whole attempts, frozen: all of them or none. One that is there with the same content is passed over.
+
+        Raises:
+            LedgerError: `attempt_differs`, naming the attempt; `token_count_mismatch`.
         """
         ...
 
@@ -79,10 +221,18 @@ class Ledger(Protocol):
         """Admit no more calls and return the snapshot id: the digest of the whole attempt."""
         ...
 
+    def abandon(self, key: AttemptKey) -> str:
+        """Freeze an attempt that its harness never finished; otherwise as `freeze`.
+
+        Raises:
+            LedgerError: `attempt_closed`, it is not open.
+        """
+        ...
+
     def retire(self, key: AttemptKey, snapshot_id: str) -> None:
         """Delete a frozen attempt whose snapshot id is still this one.
 
         Raises:
-            LedgerError: it is not frozen, or has changed.
+            LedgerError: `manifest_differs`: it is not frozen, or has changed.
         """
         ...

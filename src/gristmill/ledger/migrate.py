@@ -1,0 +1,71 @@
+"""An older ledger into this version's schema: by command, with nobody else at it, never by the way.
+
+Invariant: all steps happen in one transaction, so that a ledger is either as it was or of this version.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from time import time
+from types import MappingProxyType
+from typing import Final
+
+from gristmill.errors import LedgerError
+from gristmill.ledger.database import check_file, check_version, open_writer, read_version, reading
+from gristmill.ledger.filesystem import refuse_network
+from gristmill.ledger.lock import WriterLock
+from gristmill.ledger.schema import SCHEMA_VERSION
+
+__all__ = ["STEPS", "Step", "migrate"]
+
+Step = Callable[[sqlite3.Connection], None]
+"""Changes the tables of one version into those of the next, inside a transaction."""
+
+STEPS: Final[Mapping[int, Step]] = MappingProxyType({})
+"""The step that leads away from each older version. Version 1 is the first that was ever released."""
+
+
+def migrate(path: str | os.PathLike[str], *, steps: Mapping[int, Step] = STEPS) -> int:
+    """Bring a ledger to this version's schema and return the version it had.
+
+    Args:
+        path: the database; nobody may write to it.
+        steps: by the version they lead away from.
+
+    Raises:
+        LedgerError: `ledger_locked`; `schema_unsupported` where it is newer, or no step leads away from its version.
+            Nothing was changed.
+    """
+    database = Path(path)
+    if not check_file(database):
+        raise LedgerError(f"expected a ledger, got no such file: {database}", where=str(database))
+    refuse_network(database)
+    lock = WriterLock(database, secrets.token_hex(8), time())
+    try:
+        with reading(database), closing(open_writer(database)) as connection:
+            return _migrate(connection, database, steps)
+    finally:
+        lock.release()
+
+
+def _migrate(connection: sqlite3.Connection, path: Path, steps: Mapping[int, Step]) -> int:
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        found = version = read_version(connection, path) or 0
+        while version < SCHEMA_VERSION and version in steps:
+            steps[version](connection)
+            version += 1
+        check_version(version, path)
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+    return found

@@ -1,0 +1,382 @@
+"""The writes of a ledger: each kind is prepared by its caller and applied by the writer.
+
+Invariant: a write checks everything before it changes anything, so that one that is refused leaves no trace and the
+transaction it shares with others goes on.
+
+Not here: transactions and threads (writer), whole attempts (imports).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from gristmill.errors import Code, LedgerError
+from gristmill.ledger.bodies import written
+from gristmill.ledger.book import AttemptBook, Library, closed_error, name_of
+from gristmill.ledger.calls import TokenBlobs, checksum, encode_record, pack_delta
+from gristmill.ledger.exchanges import CutExchange, cut_exchange
+from gristmill.ledger.protocol import AttemptKey, AttemptState, StoredCall
+from gristmill.ledger.schema import (
+    CALLS,
+    DELIVERIES,
+    EXCHANGES,
+    INTENTS,
+    PARTS,
+    RESULTS,
+    TABLES,
+    TOKENS,
+    CallRow,
+    DeliveryRow,
+    ExchangeRow,
+    IntentRow,
+    ResultRow,
+    TokenRow,
+    part_no,
+    part_range,
+)
+from gristmill.records import CallRecord, Delivery, Result
+
+__all__ = [
+    "Admit",
+    "Commit",
+    "Deliver",
+    "Finish",
+    "Freeze",
+    "KeepSnapshot",
+    "Lose",
+    "PreparedCall",
+    "PreparedResult",
+    "Retire",
+    "Write",
+    "add_call",
+    "check_base",
+    "prepare_call",
+    "prepare_result",
+    "reused",
+    "unknown_call",
+]
+
+ValueT_co = TypeVar("ValueT_co", covariant=True)
+
+_FROZEN = frozenset({AttemptState.FROZEN, AttemptState.ABANDONED})
+
+
+class Write(Protocol[ValueT_co]):
+    """Something the writer does in a transaction."""
+
+    def apply(self, library: Library) -> ValueT_co:
+        """Do it; a `LedgerError` means that nothing was done."""
+        ...
+
+
+class PreparedCall(NamedTuple):
+    """An outcome, encoded."""
+
+    record: CallRecord
+    encoded: bytes
+    checksum: int
+    tokens: TokenBlobs | None
+    exchange: CutExchange | None
+
+
+class PreparedResult(NamedTuple):
+    """A result, encoded."""
+
+    reward: float | None
+    group_id: str | None
+    value: bytes
+    metadata: bytes
+
+
+def prepare_call(key: AttemptKey, call: StoredCall) -> PreparedCall:
+    """Check and encode an outcome; everything that needs no database.
+
+    Raises:
+        LedgerError: `token_count_mismatch`, `option_invalid`.
+    """
+    record = call.record
+    encoded = encode_record(key, record)
+    return PreparedCall(
+        record,
+        encoded,
+        checksum(encoded),
+        None if call.tokens is None else pack_delta(record, call.tokens),
+        None if call.exchange is None else cut_exchange(call.exchange),
+    )
+
+
+def prepare_result(result: Result) -> PreparedResult:
+    """Check and encode a result.
+
+    Raises:
+        LedgerError: `option_invalid`, it is no JSON, or the reward is no finite number.
+    """
+    reward = result.reward
+    if reward is not None and not -float("inf") < reward < float("inf"):
+        raise LedgerError(f"expected a finite reward, got {reward}", code=Code.OPTION_INVALID, where="$.reward")
+    value, metadata = written(result.value, "$.result"), written(dict(result.metadata), "$.metadata")
+    return PreparedResult(None if reward is None else float(reward), result.group_id, value, metadata)
+
+
+def reused(call_id: str, message: str) -> LedgerError:
+    """Make the error for a call id that has been used already."""
+    return LedgerError(message, code=Code.CALL_IDENTITY_REUSED, where=f"call={call_id}")
+
+
+def _next(position: int, key: AttemptKey) -> int:
+    if position >= PARTS:
+        raise LedgerError(
+            f"expected at most {PARTS} rows of one kind in {name_of(key)}",
+            code=Code.OPTION_INVALID,
+            where=key.rollout_id,
+        )
+    return position
+
+
+class Admit(NamedTuple):
+    """A call is about to be made."""
+
+    key: AttemptKey
+    call_id: str
+    parent_call_id: str | None
+
+    def apply(self, library: Library) -> None:
+        """Add the intent."""
+        book = library.look(self.key)
+        if book.state != AttemptState.OPEN:
+            raise closed_error(self.key, book.state, "takes calls")
+        if self.call_id in book.intents or self.call_id in book.outcomes:
+            raise reused(self.call_id, f"expected a new call id, got {self.call_id} again")
+        position = _next(book.next_intent, self.key)
+        book = library.begin(self.key)
+        intent_no = part_no(book.attempt_no, position)
+        row = IntentRow(intent_no, self.call_id, self.parent_call_id, library.instance, library.now_s(), None, 0)
+        library.insert(INTENTS, row)
+        book.intents[self.call_id] = (intent_no, True)
+        book.next_intent += 1
+        book.lost += 1
+        library.change(book)
+
+
+class Commit(NamedTuple):
+    """The outcomes of one reply's choices."""
+
+    key: AttemptKey
+    calls: Sequence[PreparedCall]
+
+    def apply(self, library: Library) -> tuple[int, ...]:
+        """Add the outcomes and return their ordinals."""
+        book = library.look(self.key)
+        if book.state in _FROZEN:
+            raise closed_error(self.key, book.state, "takes outcomes")
+        fresh: dict[str, int | None] = {}
+        for call in self.calls:
+            call_id = call.record.model_call_id
+            if call_id in book.outcomes or call_id in fresh:
+                raise reused(call_id, f"expected a call without outcome, {call_id} has one")
+            if not book.intents.get(call_id, (0, True))[1]:
+                raise reused(call_id, f"expected a call in flight, {call_id} was lost")
+            if call.tokens is not None:
+                check_base(call.record, book.outcomes, fresh)
+            fresh[call_id] = None if call.tokens is None else call.record.cum_len
+        _next(book.next_call + len(self.calls), self.key)
+        book = library.begin(self.key)
+        return tuple(self._add(library, book, call) for call in self.calls)
+
+    def _add(self, library: Library, book: AttemptBook, call: PreparedCall) -> int:
+        late = book.state == AttemptState.FINISHED
+        ordinal = book.next_ordinal
+        call_id = call.record.model_call_id
+        add_call(library, book, call, ordinal, late=late)
+        intent = book.intents.pop(call_id, None)
+        if intent is not None:
+            library.connection.execute("DELETE FROM intents WHERE intent_no = ?", intent[:1])
+            book.lost -= 1
+        if late:
+            book.lost += 1
+        return ordinal
+
+
+def check_base(record: CallRecord, *known: Mapping[str, int | None]) -> None:
+    """Refuse tokens whose base is not there, or has another length than the record says.
+
+    Args:
+        record: of a call with tokens.
+        known: lengths of whole sequences by call id, None where no tokens are stored.
+
+    Raises:
+        LedgerError: `token_count_mismatch`.
+    """
+    base = record.base_call_id
+    if base is None:
+        return
+    cum_len = next((lengths[base] for lengths in known if base in lengths), None)
+    if cum_len != record.prev_len:
+        got = "no tokens of it" if cum_len is None else f"{cum_len} tokens"
+        raise LedgerError(
+            f"call {record.model_call_id}: expected its base {base} to have {record.prev_len} tokens, got {got}",
+            code=Code.TOKEN_COUNT_MISMATCH,
+            where=f"call={record.model_call_id}",
+        )
+
+
+def unknown_call(key: AttemptKey, call_id: str) -> LedgerError:
+    """Make the error for a call that the attempt does not have."""
+    return LedgerError(
+        f"expected a call of {name_of(key)}, got {call_id}", code=Code.CALL_UNKNOWN, where=f"call={call_id}"
+    )
+
+
+def add_call(library: Library, book: AttemptBook, call: PreparedCall, ordinal: int, *, late: bool) -> None:
+    """Insert the rows of a checked outcome and count it."""
+    record, tokens, exchange = call.record, call.tokens, call.exchange
+    call_no = part_no(book.attempt_no, book.next_call)
+    cum_len = None if tokens is None else record.cum_len
+    call_id = record.model_call_id
+    row = CallRow(call_no, call_id, ordinal, late, library.instance, cum_len, call.encoded, call.checksum)
+    library.add(CALLS, row)
+    library.unsaved_bytes += len(call.encoded)
+    if tokens is not None:
+        library.add(TOKENS, TokenRow(call_no, *tokens))
+        library.unsaved_bytes += len(tokens.ids) + len(tokens.logprobs)
+    if exchange is not None:
+        request, reply, headers = (library.store(book, piece) for piece in exchange[:3])
+        crc = checksum(request, reply, headers)
+        library.add(EXCHANGES, ExchangeRow(call_no, request, reply, headers, exchange.status, crc))
+    book.next_call += 1
+    book.next_ordinal = ordinal + 1
+    book.outcomes[call_id] = cum_len
+    if not late:
+        book.count(record)
+    library.change(book)
+
+
+class Lose(NamedTuple):
+    """An admitted call will have no outcome."""
+
+    key: AttemptKey
+    call_id: str
+    reason: str
+
+    def apply(self, library: Library) -> None:
+        """Give the intent its reason."""
+        book = library.known(self.key)
+        if book.state in _FROZEN:
+            raise closed_error(self.key, book.state, "takes outcomes")
+        if self.call_id in book.outcomes:
+            raise reused(self.call_id, f"expected a call without outcome, {self.call_id} has one")
+        if self.call_id not in book.intents:
+            raise unknown_call(self.key, self.call_id)
+        intent_no, is_open = book.intents[self.call_id]
+        if not is_open:
+            raise reused(self.call_id, f"expected a call in flight, {self.call_id} was lost before")
+        library.connection.execute("UPDATE intents SET reason = ? WHERE intent_no = ?", (self.reason, intent_no))
+        book.intents[self.call_id] = (intent_no, False)
+        library.change(book)
+
+
+class Deliver(NamedTuple):
+    """Whether the client got a reply."""
+
+    key: AttemptKey
+    call_id: str
+    delivery: Delivery
+
+    def apply(self, library: Library) -> None:
+        """Append the event."""
+        book = library.known(self.key)
+        if self.call_id not in book.outcomes and self.call_id not in book.intents:
+            raise unknown_call(self.key, self.call_id)
+        delivery_no = part_no(book.attempt_no, _next(book.next_delivery, self.key))
+        library.add(DELIVERIES, DeliveryRow(delivery_no, self.call_id, self.delivery, library.now_s()))
+        book.next_delivery += 1
+        library.change(book)
+
+
+class Finish(NamedTuple):
+    """What the harness handed back."""
+
+    key: AttemptKey
+    result: PreparedResult
+
+    def apply(self, library: Library) -> None:
+        """Store the result; the same one again changes nothing."""
+        library.look(self.key)
+        book = library.begin(self.key)
+        crc = checksum(self.result.value, self.result.metadata)
+        row = ResultRow(book.attempt_no, *self.result, crc)
+        stored = RESULTS.one(library.connection, "WHERE attempt_no = ?", (book.attempt_no,))
+        if stored == row:
+            return
+        if stored is not None:
+            raise LedgerError(
+                f"expected the result that {name_of(self.key)} has already, got another",
+                code=Code.ATTEMPT_DIFFERS,
+                where=self.key.rollout_id,
+            )
+        if book.state in _FROZEN:
+            raise closed_error(self.key, book.state, "takes a result")
+        library.insert(RESULTS, row)
+        book.state = AttemptState.FINISHED
+        library.change(book)
+
+
+class Freeze(NamedTuple):
+    """No more calls; returns the snapshot id where it is known."""
+
+    key: AttemptKey
+    state: AttemptState
+
+    def apply(self, library: Library) -> str | None:
+        """Set the state."""
+        book = library.known(self.key)
+        if self.state == AttemptState.ABANDONED and book.state != AttemptState.OPEN:
+            raise closed_error(self.key, book.state, "is open")
+        if book.state not in _FROZEN:
+            book.state = self.state
+            library.change(book)
+        return book.snapshot_id
+
+
+class KeepSnapshot(NamedTuple):
+    """The digest of a frozen attempt after `deliveries` delivery events; returns whether it still is the one."""
+
+    key: AttemptKey
+    snapshot_id: str
+    deliveries: int
+
+    def apply(self, library: Library) -> bool:
+        """Keep the snapshot id."""
+        book = library.known(self.key)
+        if book.next_delivery != self.deliveries:
+            return False
+        library.change(book)
+        book.snapshot_id = self.snapshot_id
+        return True
+
+
+class Retire(NamedTuple):
+    """An attempt that is stored elsewhere may go."""
+
+    key: AttemptKey
+    snapshot_id: str
+
+    def apply(self, library: Library) -> None:
+        """Delete everything of the attempt."""
+        book = library.known(self.key)
+        if book.state not in _FROZEN or book.snapshot_id != self.snapshot_id:
+            raise LedgerError(
+                f"expected a frozen attempt with snapshot {self.snapshot_id}, {name_of(self.key)} is another",
+                code=Code.MANIFEST_DIFFERS,
+                where=self.key.rollout_id,
+            )
+        library.write_rows()
+        bounds = part_range(book.attempt_no)
+        for table in reversed(TABLES):
+            if table.key == "attempt_no":
+                delete: tuple[str, tuple[Any, ...]] = (f"{table.key} = ?", (book.attempt_no,))
+            else:
+                delete = (f"{table.key} BETWEEN ? AND ?", bounds)
+            library.connection.execute(f"DELETE FROM {table.name} WHERE {delete[0]}", delete[1])
+        library.close_book(self.key)
