@@ -216,7 +216,8 @@ class Search:
 
     def _close(self, reading: Reading) -> Outcome:
         """Add what the certain calls require, until nothing changes; then compare the readings that remain."""
-        certain = set(self.evidence.identified).union(*(group for group in self.evidence.must if len(group) == 1))
+        certain = set(self.evidence.identified)
+        hard = {group[0] for group in self.evidence.must if len(group) == 1}
         constraint = Constraint()
         while True:
             self.required = self.evidence.ancestors(certain)
@@ -236,7 +237,7 @@ class Search:
                 other = self._find_with_fewer(call, held, constraint)
                 if other is not None:
                     loose[call] = other
-            alone = {call for call in held if call not in loose and call not in self.representative}
+            alone = {call for call in held if call not in loose and call not in self.representative} | hard
             grown = alone | certain | self._parents_of_certain_groups(held, constraint)
             if grown == certain:
                 break
@@ -251,13 +252,13 @@ class Search:
 
         Which of them it is stays open, but all calls of a group have the same parent.
         """
-        groups = {self.representative[call] for call in held if call in self.representative}
+        groups = {self.representative[call]: call for call in sorted(held) if call in self.representative}
         parents = self.problem.parents_C
         return {
-            # A parent that was not captured is for the lineage to refuse, at the call that names it.
-            group if parents[group] == MISSING_PARENT else parents[group]
-            for group in sorted(groups)
-            if parents[group] != NO_PARENT and self._find(Constraint(constraint.must, {group: 0})) is None
+            # A parent that was not captured is for the lineage to refuse, at a call that names it.
+            call if parents[call] == MISSING_PARENT else parents[call]
+            for group, call in groups.items()
+            if parents[call] != NO_PARENT and self._find(Constraint(constraint.must, {group: 0})) is None
         }
 
     def group(self, call: int) -> int:
