@@ -90,6 +90,19 @@ def test_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
         (["select", "p", "--policy", "no.such:thing"], "expected to load 'thing' from 'no.such'"),
         (["select", "p", "--policy", "os:sep"], "expected a callable (records, result), got str"),
         (["rows", "p", "--mode", "wide"], "'wide' is not one of"),
+        (["ls", "p", "--code", "mach_missing"], "no code 'mach_missing'. Did you mean 'match_missing'?"),
+        (["ls", "p", "--selected", "--rejected"], "leave nothing to show"),
+        (["ls", "p", "--no-verdicts", "--rejected"], "--no-verdicts leaves no verdict"),
+        (["select", "p", "--state", "done"], "'done' is not one of"),
+        (["export", "p", "--to", "parket", "--out", "o"], "no format 'parket'. Did you mean 'parquet'?"),
+        (["export", "p"], "missing option '--out'"),
+        (["import", "p"], "missing option '--into'"),
+        (["diff", "p"], "expected a policy to compare with"),
+        (["diff", "p", "--against", "all_captued"], "expected one of returned_history"),
+        (["show", "p", "a", "--rollout", "b"], "expected one rollout"),
+        (["ledger", "mgrate"], "no command 'mgrate'. Did you mean 'migrate'?"),
+        (["ledger", "freeze", "p"], "expected either rollouts or --finished"),
+        (["completion", "tcsh"], "'tcsh' is not one of"),
     ],
 )
 def test_usage_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
@@ -119,6 +132,15 @@ def test_every_code_has_an_exit_code() -> None:
         Code.FILE_UNREADABLE: 3,
         Code.OUTPUT_EXISTS: 3,
         Code.SCHEMA_UNSUPPORTED: 3,
+        Code.LEDGER_LOCKED: 3,
+        Code.LEDGER_FOREIGN: 3,
+        Code.LEDGER_READ_ONLY: 3,
+        Code.LEDGER_NETWORK_FILE_SYSTEM: 3,
+        Code.LEDGER_FULL: 3,
+        Code.LEDGER_WRITE_FAILED: 3,
+        Code.LEDGER_DAMAGED: 3,
+        Code.LEDGER_BUSY: 3,
+        Code.LEDGER_CLOSED: 3,
         Code.INTERNAL: 3,
         Code.INTERRUPTED: 130,
     }
@@ -229,7 +251,7 @@ def terminal_output(arguments: list[str], **environment: str) -> str:
     return sent.decode()
 
 
-@pytest.mark.parametrize("command", ["select", "explain", "rows", "verify"])
+@pytest.mark.parametrize("command", ["select", "explain", "rows", "verify", "ls", "show", "drift"])
 def test_no_control_character_of_a_model_reaches_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -239,7 +261,7 @@ def test_no_control_character_of_a_model_reaches_the_terminal(
     for text in (ran.out, ran.err):
         assert not re.search(r"[^\n -~¡-\U0010ffff]|[\u202a-\u202e\u2066-\u2069]", text), text
     assert run(capsys, command, path, "--json").out.isascii()
-    if command in {"select", "explain"}:
+    if command in {"select", "explain", "ls", "show"}:
         assert "[bold]x[/bold] :smile:" in ran.out
         assert "\\x1b[31mred" in ran.out
 

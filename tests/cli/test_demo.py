@@ -20,20 +20,40 @@ def test_the_demo_works_twice_in_a_row(
     first, second = run(capsys, "demo"), run(capsys, "demo")
     assert first.code == second.code == 0
     assert first.out == second.out
-    for told in ("1 select", "2 explain", "3 rows", "4 verify", "nothing found", "retry_superseded", "Call c06 of"):
+    for told in (
+        "1 import",
+        "2 select",
+        "3 diff",
+        "4 explain",
+        "5 export",
+        "6 verify",
+        "nothing found",
+        "retry_superseded",
+        "Call c06 of",
+    ):
         assert told in first.out
     assert "captured 24 calls 1,064 tokens → usable" in first.out
     assert "trained 19 calls 844 tokens" in first.out
     folder = tmp_path / "gristmill-demo"
-    assert sorted(entry.name for entry in folder.iterdir()) == ["README.md", "captures", "rows"]
-    assert "next: gristmill explain gristmill-demo/captures/mend-the-mill" in first.err
-    assert run(capsys, "verify", "gristmill-demo/captures", "gristmill-demo/rows").code == 0
+    kept = {"README.md", "captures", "rows", "run.gristmill"}
+    assert {entry.name for entry in folder.iterdir() if not entry.name.startswith("run.gristmill")} | {
+        "run.gristmill"
+    } == kept
+    assert "B only                 5     220" in first.out
+    assert "next: gristmill show gristmill-demo/run.gristmill mend-the-mill" in first.err
+    for captures in ("captures", "run.gristmill"):
+        assert run(capsys, "verify", f"gristmill-demo/{captures}", "gristmill-demo/rows").code == 0
+    assert (folder / "rows" / "rows-00000.parquet").is_file()
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The documented keys."""
     ran = run(capsys, "demo", "--json", "--out", tmp_path / "d")
-    assert set(ran.json) == {"folder", "selected", "explained", "manifest", "findings", "funnel"}
+    assert set(ran.json) == {
+        *("folder", "ledger", "imported", "selected", "diff", "explained", "manifest", "losses", "findings", "funnel")
+    }
+    assert ran.json["diff"]["calls"]["only_b"] == [5, 220]
+    assert ran.json["manifest"]["funnel"] == ran.json["funnel"]
     assert ran.json["explained"]["code"] == "retry_superseded"
     assert ran.json["findings"] == []
     assert [one["rollout_id"] for one in ran.json["selected"]] == sorted(entry.name for entry in recordings().iterdir())

@@ -204,10 +204,10 @@ def test_bad_paths_have_a_code(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_files_beside_the_stories_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A capture that is not read must not look as if it were."""
     good_story(tmp_path / "a")
-    (tmp_path / "more.jsonl").write_text("{}\n")
+    (tmp_path / "more.json").write_text("{}\n")
     ran = run(capsys, "select", tmp_path)
     assert ran.code == 0
-    assert "1 file(s) beside the capture folders are not read" in ran.err
+    assert f"{tmp_path}: 1 file(s) beside the captures are not read" in ran.err
 
 
 def test_a_folder_that_may_not_be_read(

@@ -16,7 +16,7 @@ import contextlib
 from array import array
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Annotated, BinaryIO, Final
 
 import msgspec
 
@@ -32,8 +32,10 @@ _RUN: Final = 3  # numbers of a run: offset and length in bytes, and its first l
 
 
 class _Key(msgspec.Struct):
-    rollout_id: str | None = None
-    attempt: int | None = None
+    """What a line tells of its attempt; what is of another form is looked at by the reader of lines."""
+
+    rollout_id: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    attempt: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 _decode_key = msgspec.json.Decoder(_Key).decode
@@ -94,7 +96,7 @@ class CaptureStream:
         if beside.is_file():
             notes = (Note(str(beside), "not used: the capture has results of its own, or several attempts"),)
         bad = tuple(index.bad)
-        holes = {document.where for document in index.unplaced}
+        holes = {document.where for document in index.unplaced} | {error.where for error in index.bad}
         for key, runs in index.runs.items():
             if not wanted(key):
                 continue
@@ -157,7 +159,8 @@ class _Index:
             [key] = read.rollouts
             named = key[0] != DEFAULT_ROLLOUT
             if read.bad_lines and not named:
-                self._refuse(document, read.bad_lines[0])
+                self.bad.append(read.bad_lines[0])
+                self.unplaced.append(document)
                 return None
         if self._named is None:
             self._named = named
@@ -167,14 +170,11 @@ class _Index:
             error = DecodeError(message, where=f"{document.where} $.rollout_id")
             if not skip_bad:
                 raise error
-            self._refuse(document, error)
+            self.bad.append(error)
+            # Alone among other lines it could be read: it must not.
+            self.unplaced.append(document._replace(data=b"{"))
             return None
         return key
-
-    def _refuse(self, document: Document, error: DecodeError) -> None:
-        self.bad.append(error)
-        # Kept as a line that nobody can read: what is in it is of no use, and may be large.
-        self.unplaced.append(document._replace(data=b"{"))
 
 
 def _documents(file: BinaryIO, runs: array[int], unplaced: list[Document]) -> Iterator[Document]:

@@ -29,17 +29,31 @@ from gristmill.cli.failure import (
 from gristmill.cli.nearest import did_you_mean
 from gristmill.errors import GristmillError
 
-__all__ = ["COMMANDS", "application", "run"]
+__all__ = ["COMMANDS", "COMPLETION_VARIABLE", "application", "run"]
 
 COMMANDS: Final[Mapping[str, str]] = {
+    "import": "Put captures into a ledger, all of them or none.",
+    "ls": "List what there is, one line a rollout.",
+    "show": "Show the calls of a rollout as a tree, or one of them.",
     "select": "Choose the calls that are trained, with a reason for every call.",
-    "explain": "Say why a call was, or was not, selected, and what would change it.",
+    "explain": "Say why a call was selected or not, and what would change it.",
+    "diff": "Compare two policies, call by call.",
+    "drift": "Count the turns that do not extend what was sampled, by cause.",
     "rows": "Rebuild the training rows of the selected calls.",
     "verify": "Prove captures, rows and a manifest against each other.",
+    "export": "Write training data in a format of your choice.",
+    "ledger": "Look after a ledger: info, migrate, freeze, retire.",
     "cases": "Run conformance cases.",
     "demo": "Do the main job on rollouts recorded from a real engine.",
+    "completion": "Print the completion script of a shell.",
 }
 """Every command and its one-line help; the module of the same name holds it as `command`."""
+
+_MODULES: Final[Mapping[str, str]] = {"import": "importing"}
+"""Modules with another name than their command, which is a word of the language."""
+
+COMPLETION_VARIABLE: Final = "_GRISTMILL_COMPLETE"
+"""Set by the script of a shell that asks what may come next."""
 
 _DEBUG: Final = "GRISTMILL_DEBUG"
 
@@ -53,7 +67,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"gristmill.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"gristmill.cli.{_MODULES.get(cmd_name, cmd_name)}").command
         return command
 
     def resolve_command(
@@ -96,8 +110,8 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 def application(ctx: click.Context) -> None:
     """Your agent's model calls in, exact training rows out.
 
-    PATHS are captures: a file of capture lines (.jsonl), a recorded engine exchange (.json), a folder with
-    capture.jsonl and result.json, or a folder of such folders.
+    PATHS are captures: a ledger, a file of capture lines (.jsonl), a recorded engine exchange (.json), a folder with
+    capture.jsonl and result.json, or a folder of such files and folders.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -112,7 +126,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
     try:
-        failure = _invoke(given)
+        failure = _invoke(given) if os.environ.get(COMPLETION_VARIABLE) is None else _complete()
         return failure if isinstance(failure, int) else _fail(given, failure)
     except BrokenPipeError:
         _close_output()
@@ -140,6 +154,12 @@ def _invoke(given: list[str]) -> int | Failure:
         if os.environ.get(_DEBUG) == "1":
             traceback.print_exc()
         return internal_failure(error, _DEBUG)
+
+
+def _complete() -> int:
+    from gristmill.cli.completion import answer
+
+    return answer()
 
 
 def _fail(given: Sequence[str], failure: Failure) -> int:

@@ -1,14 +1,15 @@
 """The captures that a command line names, attempt by attempt.
 
-Invariant: paths are read one at a time and nothing is kept, so memory does not grow with their number; an attempt
+Invariant: attempts are read one at a time and nothing is kept, so memory does not grow with their number; an attempt
 that stands in two places is refused, since nothing says which is the right one; what was passed over is said.
 
-Not here: what commands do with an attempt, and the format of captures.
+Not here: what commands do with an attempt, where captures stand (sources), the format of captures, and ledgers.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,117 +18,229 @@ import click
 import msgspec
 
 from gristmill.cli.nearest import did_you_mean
+from gristmill.cli.sources import Kind, Source, size_bytes, sources
 from gristmill.errors import Code, ConfigError, DecodeError
 
 if TYPE_CHECKING:
     from gristmill.captures import CaptureFile
+    from gristmill.ledger import AttemptKey, SqliteReader, Summary
     from gristmill.records import Capture, Result
 
-__all__ = ["Attempt", "Captures", "takes_captures"]
+__all__ = ["STATES", "Attempt", "Captures", "paths_and_name", "takes_captures"]
 
-_STORY: Final = "capture.jsonl"
+STATES: Final = ("open", "finished", "frozen", "abandoned")
+_FROZEN: Final = "frozen"
 _MOST_REMARKS: Final = 10
 
 
 class Attempt(NamedTuple):
-    """One attempt, where it was read, and its result; a result that is not known is an empty one."""
+    """One attempt and where it was read.
+
+    Attributes:
+        source: file or folder.
+        capture: what was captured.
+        result: what the harness handed back; an empty one where it is not known.
+        summary: the ledger's line about it, where it comes from one and was looked up.
+        has_result: whether the result is known.
+        share_bytes: its share of the source's size, for progress.
+    """
 
     source: Path
     capture: Capture
     result: Result
+    summary: Summary | None = None
+    has_result: bool = True
+    share_bytes: int = 0
 
 
 class Captures(msgspec.Struct):
     """The captures that the command line names, and what reading them said.
 
     Attributes:
-        paths: files and folders.
+        paths: ledgers, files and folders.
         result: file of the harness's result, for one attempt.
-        rollout, attempt: read only these.
+        rollout, attempt, group, state: read only these; a capture in files is frozen.
         skip_bad: pass over lines that cannot be read.
-        bad_lines: those that were, as `{where, message}`.
+        tokens, exchanges, summaries: what is read of a ledger's attempt beside its records; of files all of it is.
+        summaries_only: of ledgers nothing else is read.
+        bad_word: what is said of a line that was passed over.
+        bad_lines: those that were passed over, as `{where, message}`.
     """
 
     paths: tuple[Path, ...]
     result: Path | None = None
     rollout: str | None = None
     attempt: int | None = None
+    group: str | None = None
+    state: str | None = None
     skip_bad: bool = False
+    tokens: bool = True
+    exchanges: bool = False
+    summaries: bool = False
+    summaries_only: bool = False
+    bad_word: str = "skipped"
     bad_lines: list[dict[str, str]] = []
     remarks: int = 0
 
     @property
     def whole(self) -> bool:
         """Whether every attempt of the paths is read."""
-        return self.rollout is None and self.attempt is None
+        return (self.rollout, self.attempt, self.group, self.state) == (None, None, None, None)
 
     def __iter__(self) -> Iterator[Attempt]:
         """Read attempt by attempt.
 
         Raises:
             DecodeError: a path cannot be read, or holds no call.
+            LedgerError: a ledger cannot be read.
             ConfigError: `rollout_unknown`, an attempt in two places, `--result` with several attempts.
         """
+        places = self.places()
         seen: dict[tuple[str, int], Path] = {}
-        found = False
-        sources = list(self._sources())
-        if self.result is not None and len(sources) != 1:
+        known: dict[str, set[int]] = {}
+        read = found = False
+        for source in places:
+            attempts = self._stored(source, known) if source.kind is Kind.LEDGER else self._filed(source, known)
+            for attempt in attempts:
+                read = True
+                key = (attempt.capture.rollout_id, attempt.capture.attempt)
+                if len(places) > 1:
+                    if key in seen:
+                        raise _twice(key, seen[key], source.path)
+                    seen[key] = source.path
+                if self._wants(attempt):
+                    found = True
+                    yield attempt
+        self.tell_unsaid()
+        if not read and not known:
+            raise DecodeError("expected a captured call, got none", where=", ".join(map(str, self.paths)))
+        if not found:
+            raise self._unknown(known)
+
+    def places(self) -> list[Source]:
+        """Give the sources behind the paths.
+
+        Raises:
+            ConfigError: `--result` with several of them, or a result.json that may belong to any of several files.
+        """
+        places = list(sources(self.paths))
+        stored = any(place.kind is Kind.LEDGER for place in places)
+        if self.result is not None and (stored or len(places) != 1):
+            got = "a ledger, which holds the results" if stored else str(len(places))
             raise ConfigError(
-                f"expected one capture to go with {self.result}, got {len(sources)}",
+                f"expected one capture to go with {self.result}, got {got}",
                 where="--result",
                 hint="put result.json beside each capture, or `result` lines into it",
             )
-        for source in sources:
-            for key, rollout in self._read(source).rollouts.items():
-                if key in seen:
-                    raise _twice(key, seen[key], source)
-                seen[key] = source
-                if self._wanted(key):
-                    found = True
-                    yield _attempt(source, rollout.capture, rollout.result)
-        self._tell_unsaid()
-        if not seen:
-            raise DecodeError("expected a captured call, got none", where=", ".join(map(str, self.paths)))
-        if not found:
-            raise self._unknown(seen)
+        shared = Counter(place.path.parent for place in places if place.path.suffix == ".jsonl")
+        for folder, count in shared.items():
+            if count > 1 and (folder / "result.json").is_file():
+                raise ConfigError(
+                    f"expected one file of capture lines beside {folder / 'result.json'}, got {count}",
+                    where=str(folder),
+                    hint="give each capture a folder of its own, or put `result` lines into the files",
+                )
+        return places
 
-    def _wanted(self, key: tuple[str, int]) -> bool:
+    def bytes(self) -> int:
+        """Add up the sizes of the captures in files."""
+        return sum(size_bytes(place.path) for place in self.places() if place.kind is Kind.FILES)
+
+    # Filters
+
+    def _wanted_key(self, key: tuple[str, int]) -> bool:
         rollout_id, attempt = key
         return self.rollout in {None, rollout_id} and self.attempt in {None, attempt}
 
-    def _unknown(self, seen: Iterable[tuple[str, int]]) -> ConfigError:
-        rollout_ids = dict.fromkeys(rollout_id for rollout_id, _ in seen)
-        if self.rollout is not None and self.rollout not in rollout_ids:
+    def _wants(self, attempt: Attempt) -> bool:
+        state = _FROZEN if attempt.summary is None else str(attempt.summary.state)
+        group = attempt.result.group_id if attempt.summary is None else attempt.summary.group_id
+        return self.group in {None, group} and self.state in {None, state}
+
+    def _unknown(self, known: dict[str, set[int]]) -> ConfigError:
+        if self.rollout is not None and self.rollout not in known:
             message = f"no rollout {self.rollout!r} in the capture"
-            hint = did_you_mean(self.rollout, rollout_ids)
+            hint = did_you_mean(self.rollout, known)
             return ConfigError(message, code=Code.ROLLOUT_UNKNOWN, where="--rollout", hint=hint)
-        numbers = sorted({attempt for rollout_id, attempt in seen if self.rollout in {None, rollout_id}})
-        message = f"no attempt {self.attempt} in the capture"
-        hint = f"There is {', '.join(map(str, numbers[:8]))}."
-        return ConfigError(message, code=Code.ROLLOUT_UNKNOWN, where="--attempt", hint=hint)
+        numbers = {number for name, numbers in known.items() if self.rollout in {None, name} for number in numbers}
+        if self.attempt is not None and self.attempt not in numbers:
+            hint = f"There is {', '.join(map(str, sorted(numbers)[:8]))}."
+            message = f"no attempt {self.attempt} in the capture"
+            return ConfigError(message, code=Code.ROLLOUT_UNKNOWN, where="--attempt", hint=hint)
+        asked = " and ".join(
+            f"{name} {value!r}" for name, value in (("group", self.group), ("state", self.state)) if value
+        )
+        where = "--state" if self.group is None else "--group"
+        return ConfigError(f"no rollout of {asked} in the capture", code=Code.ROLLOUT_UNKNOWN, where=where)
 
-    def _sources(self) -> Iterator[Path]:
-        """Give each path, and each story of a folder of stories."""
-        for path in self.paths:
-            stories = _stories(path)
-            if not stories:
-                yield path
-                continue
-            beside = sum(entry.suffix in {".json", ".jsonl"} for entry in path.iterdir())
-            if beside:
-                self._remark("note", f"{path}: {beside} file(s) beside the capture folders are not read")
-            yield from stories
+    # Ledgers
 
-    def _read(self, source: Path) -> CaptureFile:
-        from gristmill.captures import read_capture
+    def _stored(self, source: Source, known: dict[str, set[int]]) -> Iterator[Attempt]:
+        from gristmill.cli.store import reading
 
-        read = read_capture(source, result=self.result, skip_bad=self.skip_bad)
-        for note in read.notes:
+        with reading(source.path) as ledger:
+            found = False
+            for key, summary in self.stored_keys(ledger):
+                found = True
+                yield self.stored_attempt(ledger, source.path, key, summary)
+            if not found:
+                for key in ledger.attempts():
+                    known.setdefault(key.rollout_id, set()).add(key.attempt)
+
+    def stored_keys(self, ledger: SqliteReader) -> Iterator[tuple[AttemptKey, Summary | None]]:
+        """Give the wanted attempts of a ledger, with their summaries where those are read anyway."""
+        from gristmill.ledger import AttemptState
+
+        if self.rollout is not None and not self.summaries and self.state is None and self.group is None:
+            for key in ledger.rollout(self.rollout):
+                if self._wanted_key(key):
+                    yield key, None
+            return
+        state = None if self.state is None else AttemptState(self.state)
+        for summary in ledger.summaries(state=state, group_id=self.group):
+            if self._wanted_key(summary.key):
+                yield summary.key, summary
+
+    def stored_attempt(self, ledger: SqliteReader, path: Path, key: AttemptKey, summary: Summary | None) -> Attempt:
+        """Read one attempt of a ledger."""
+        from gristmill.records import Capture, Result
+
+        if self.summaries_only:
+            return Attempt(path, Capture(rollout_id=key.rollout_id, attempt=key.attempt), Result(), summary, False)
+        capture, result = ledger.read(key, tokens=self.tokens, exchanges=self.exchanges)
+        return Attempt(path, capture, result or Result(), summary, result is not None)
+
+    def without_calls(self) -> Iterator[Attempt]:
+        """Read attempt by attempt, of ledgers nothing but the summaries; otherwise as iterating does."""
+        self.summaries, self.summaries_only = True, True
+        return iter(self)
+
+    # Files
+
+    def _filed(self, source: Source, known: dict[str, set[int]]) -> Iterator[Attempt]:
+        from gristmill.captures.stream import CaptureStream
+        from gristmill.records import Result
+
+        if source.passed_over:
+            told = f"{source.passed_over} file(s) beside the captures are not read"
+            self._remark("note", f"{source.path.parent}: {told}")
+        stream = CaptureStream(source.path, result=self.result, skip_bad=self.skip_bad)
+        if not self.whole:
+            for rollout_id, number in stream.keys:
+                known.setdefault(rollout_id, set()).add(number)
+        share_bytes = size_bytes(source.path) // max(len(stream.keys), 1)
+        for part in stream.parts(self._wanted_key):
+            self._tell(part, source)
+            for key, (capture, result) in part.rollouts.items():
+                if self._wanted_key(key):
+                    yield Attempt(source.path, capture, result or Result(), None, result is not None, share_bytes)
+
+    def _tell(self, part: CaptureFile, source: Source) -> None:
+        for note in part.notes:
             self._remark("note", f"{note.where}: {note.message}")
-        for error in read.bad_lines:
-            self.bad_lines.append({"where": error.where or str(source), "message": error.message})
-            self._remark("warning", f"skipped {error.where}: {error.message}")
-        return read
+        for error in part.bad_lines:
+            self.bad_lines.append({"where": error.where or str(source.path), "message": error.message})
+            self._remark("warning", f"{self.bad_word} {error.where}: {error.message}")
 
     def _remark(self, kind: str, text: str) -> None:
         from gristmill.cli.screen import remark
@@ -136,28 +249,12 @@ class Captures(msgspec.Struct):
         if self.remarks <= _MOST_REMARKS:
             remark(kind, text)
 
-    def _tell_unsaid(self) -> None:
+    def tell_unsaid(self) -> None:
+        """Say how many remarks were left out."""
         from gristmill.cli.screen import remark
 
         if self.remarks > _MOST_REMARKS:
             remark("note", f"{self.remarks - _MOST_REMARKS} more of these")
-
-
-def _stories(path: Path) -> list[Path]:
-    """Return the capture folders in a folder that is none itself."""
-    try:
-        if not path.is_dir() or (path / _STORY).exists():
-            return []
-        return sorted(entry for entry in path.iterdir() if (entry / _STORY).is_file())
-    except OSError:
-        # Reading it will say why it cannot be read.
-        return []
-
-
-def _attempt(source: Path, capture: Capture, result: Result | None) -> Attempt:
-    from gristmill.records import Result
-
-    return Attempt(source, capture, Result() if result is None else result)
 
 
 def _twice(key: tuple[str, int], first: Path, second: Path) -> ConfigError:
@@ -169,39 +266,53 @@ def _twice(key: tuple[str, int], first: Path, second: Path) -> ConfigError:
     )
 
 
-def takes_captures(*, argument: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _options(argument: bool, filters: bool) -> list[Callable[[Any], Any]]:
+    paths = click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+    narrowing: list[Callable[[Any], Any]] = [
+        click.option("--rollout", metavar="ID", help="Only this rollout."),
+        click.option("--attempt", type=click.IntRange(0), metavar="N", help="Only this attempt."),
+        click.option("--group", metavar="ID", help="Only rollouts of this group."),
+        click.option(
+            "--state", type=click.Choice(STATES), help="Only attempts in this state; captures in files are frozen."
+        ),
+    ]
+    return [
+        *([paths] if argument else []),
+        click.option("--result", type=click.Path(path_type=Path), help="File of the harness's result."),
+        *(narrowing if filters else []),
+        click.option("--skip-bad", is_flag=True, help="Pass over lines that cannot be read; each is reported."),
+    ]
+
+
+def takes_captures(
+    *, argument: bool = True, filters: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the arguments that name captures; the command gets them as `captures`.
 
     Args:
         argument: add PATHS too; a command that reads its positional arguments itself passes False, and replaces
             the paths of `captures`.
+        filters: add the options that narrow them down.
     """
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def run(
-            *,
-            result: Path | None,
-            rollout: str | None,
-            attempt: int | None,
-            skip_bad: bool,
-            paths: tuple[Path, ...] = (),
-            **rest: Any,
-        ) -> Any:
-            captures = Captures(tuple(paths), result, rollout, attempt, skip_bad, bad_lines=[])
+        def run(*, result: Path | None, skip_bad: bool, paths: tuple[Path, ...] = (), **rest: Any) -> Any:
+            narrowed = {name: rest.pop(name) for name in ("rollout", "attempt", "group", "state") if filters}
+            captures = Captures(tuple(paths), result, skip_bad=skip_bad, bad_lines=[], **narrowed)
             return command(captures=captures, **rest)
 
-        options: list[Callable[[Any], Any]] = [
-            click.option("--result", type=click.Path(path_type=Path), help="File of the harness's result."),
-            click.option("--rollout", metavar="ID", help="Only this rollout."),
-            click.option("--attempt", type=click.IntRange(0), metavar="N", help="Only this attempt."),
-            click.option("--skip-bad", is_flag=True, help="Pass over lines that cannot be read; each is reported."),
-        ]
-        if argument:
-            options.insert(0, click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path)))
         wrapped: Any = run
-        for option in reversed(options):
+        for option in reversed(_options(argument, filters)):
             wrapped = option(wrapped)
         return wrapped
 
     return add
+
+
+def paths_and_name(arguments: Iterable[str]) -> tuple[tuple[Path, ...], str | None]:
+    """Split positional arguments: the last one is a name if no file is called so and it is not the only one."""
+    given = list(arguments)
+    last = given[-1]
+    named = len(given) > 1 and not Path(last).exists()
+    return tuple(map(Path, given[:-1] if named else given)), last if named else None

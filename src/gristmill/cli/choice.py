@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gristmill.reconstruction import RowMode
     from gristmill.selection import Rejected, Selection, SelectionPolicy
 
-__all__ = ["DEFAULT_POLICY_NAME", "Choice", "takes_policy"]
+__all__ = ["DEFAULT_POLICY_NAME", "Choice", "policy_settings", "takes_policy"]
 
 DEFAULT_POLICY_NAME: Final = "returned_history"
 
@@ -62,6 +62,10 @@ class Choice(msgspec.Struct):
             written += ["--set", f"{name}={value}"]
         return written if self.train_model is None else [*written, "--train-model", self.train_model]
 
+    def unloaded(self) -> Choice:
+        """Return the same choice as it was before `load`, which can be sent to another process."""
+        return msgspec.structs.replace(self, loaded=None)
+
     def load(self) -> SelectionPolicy:
         """Find the policy; a module of one's own may lie in the current directory.
 
@@ -94,7 +98,12 @@ class Choice(msgspec.Struct):
             return run_rollout(attempt.capture, attempt.result, policy, mode=mode, train_model=self.train_model)
 
 
-def _options(settings: tuple[str, ...]) -> dict[str, str]:
+def policy_settings(settings: tuple[str, ...]) -> dict[str, str]:
+    """Read `KEY=VALUE` settings.
+
+    Raises:
+        ConfigError: one is of another form, or given twice.
+    """
     options: dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -115,7 +124,7 @@ def takes_policy(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(*, policy: str | None, settings: tuple[str, ...], train_model: str | None, **rest: Any) -> Any:
-        return command(choice=Choice(policy, _options(settings) or None, train_model), **rest)
+        return command(choice=Choice(policy, policy_settings(settings) or None, train_model), **rest)
 
     wrapped: Any = run
     for option in (

@@ -1,7 +1,8 @@
 """`gristmill demo`: the main job on rollouts recorded from a real engine, in a folder to look around in.
 
-JSON: `{"folder", "selected": [{rollout_id, calls, terminal_call_id}], "explained": {…} as of `explain`, "manifest":
-{…} as in the file, "findings": […] as of `verify`, "funnel"}`.
+JSON: `{"folder", "ledger", "imported": {…} as of `import`, "selected": [{rollout_id, calls, terminal_call_id}], "diff":
+{…} as the counts of `diff`, "explained": {…} as of `explain`, "manifest": {…} as in the file, "losses", "findings":
+[…] as of `verify`, "funnel"}`.
 
 Invariant: nothing is replaced but what an earlier demo made.
 """
@@ -15,40 +16,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
+import msgspec
 
-from gristmill.cli.attempts import Attempt, Captures
+from gristmill.cli.attempts import Captures
 from gristmill.cli.choice import Choice
 from gristmill.cli.failure import DATA_FAILED
 from gristmill.errors import Code, ExportError, InternalError
 
 if TYPE_CHECKING:
+    from gristmill.cli.diff import Compared, Comparison
+    from gristmill.cli.importing import Counted
     from gristmill.cli.prose import Explanation
+    from gristmill.cli.select import Selected
     from gristmill.export import Manifest
     from gristmill.pipeline import Funnel
     from gristmill.reconstruction import Finding
-    from gristmill.selection import Rejected, Selection
 
 __all__ = ["command"]
 
 _SHOWN: Final = "mend-the-mill"
 _RETRY: Final = "c06"
+_OTHER_POLICY: Final = "all_captured"
 _DEFAULT_FOLDER: Final = "gristmill-demo"
 _README: Final = "README.md"
+_LEDGER: Final = "run.gristmill"
 _HEADING: Final = "# Made by `gristmill demo`\n"
 _TEXT: Final = f"""{_HEADING}
-The next `gristmill demo` replaces what is in `captures/` and `rows/`.
+The next `gristmill demo` replaces what is in `captures/`, `{_LEDGER}` and `rows/`.
 
 - `captures/`: four rollouts recorded from a real engine, a folder each: the calls, and what the harness returned.
-- `rows/`: the training rows, the rollouts that were rejected (none), and the manifest that `gristmill verify` checks.
+- `{_LEDGER}`: the ledger that they were imported into, one file.
+- `rows/`: the training rows as Parquet, the rollouts that were rejected (none), and the manifest that
+  `gristmill verify` checks.
 """
 
 
 class _Done(NamedTuple):
     """What the demo did."""
 
-    selections: list[tuple[Attempt, Selection | Rejected]]
+    imported: Counted
+    selections: list[Selected]
+    comparison: Comparison
+    flips: Compared
     explanation: Explanation
     manifest: Manifest
+    losses: tuple[str, ...]
     findings: list[Finding]
     funnel: Funnel
     checked: str
@@ -65,7 +77,7 @@ class _Done(NamedTuple):
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def command(*, out: Path, as_json: bool) -> int:
-    """Do the main job on rollouts recorded from a real engine: select, explain, rebuild, verify."""
+    """Do the main job on rollouts recorded from a real engine: import, select, compare, explain, export, verify."""
     _prepare(out)
     done = _run(out)
     if as_json:
@@ -90,6 +102,8 @@ def _prepare(out: Path) -> None:
             )
         for name in ("captures", "rows"):
             shutil.rmtree(out / name, ignore_errors=True)
+        for file in out.glob(f"{_LEDGER}*"):
+            file.unlink()
     out.mkdir(parents=True, exist_ok=True)
     # First, so that a demo that was interrupted can be replaced too.
     readme.write_text(_TEXT, encoding="utf-8")
@@ -105,30 +119,44 @@ def _copy(source: Traversable, target: Path) -> None:
             (target / entry.name).write_bytes(entry.read_bytes())
 
 
+def _choices() -> tuple[Choice, Choice]:
+    return Choice(), Choice(_OTHER_POLICY)
+
+
 def _run(out: Path) -> _Done:
+    from gristmill.cli.diff import Comparison, compare
     from gristmill.cli.explain import explain_one
+    from gristmill.cli.export import write_export
     from gristmill.cli.funnel import Tally
-    from gristmill.cli.rows import write_folder
+    from gristmill.cli.importing import bring_in
+    from gristmill.cli.select import selected
     from gristmill.cli.verify import Checked, findings
     from gristmill.export import FolderCheck
+    from gristmill.export.formats import loss_lines
     from gristmill.reconstruction import RowMode
 
-    captures, choice = Captures((out / "captures",)), Choice()
-    selections = [(attempt, choice.select(attempt)) for attempt in captures]
-    shown = next(attempt for attempt, _ in selections if attempt.capture.rollout_id == _SHOWN)
-    explanation = explain_one(shown, choice, _RETRY)
+    imported = bring_in(Captures((out / "captures",), bad_lines=[]), out / _LEDGER)
+    captures, choices, comparison = Captures((out / _LEDGER,), bad_lines=[]), _choices(), Comparison()
+    selections = [selected(attempt, choices[0]) for attempt in captures]
+    flips = {attempt.capture.rollout_id: compare(attempt, choices, comparison) for attempt in captures}
+    shown = next(attempt for attempt in captures if attempt.capture.rollout_id == _SHOWN)
+    explanation = explain_one(shown, choices[0], _RETRY)
     if explanation is None:
         raise InternalError(f"expected call {_RETRY} in the recording {_SHOWN}, it is not there")
-    manifest = write_folder(captures, choice, RowMode.MERGED, out / "rows", overwrite=False)
+    manifest = write_export(captures, choices[0], "parquet", out / "rows", mode=RowMode.MERGED)
     tally, checked = Tally(), Checked(manifest=True)
-    found = list(findings(captures, choice, FolderCheck(out / "rows"), tally, checked))
+    found = list(findings(captures, choices[0], FolderCheck(out / "rows"), tally, checked))
     told = f"{checked.rollouts} rollouts, {checked.calls} calls, {checked.rows} rows and their manifest"
-    return _Done(selections, explanation, manifest, found, tally.funnel, told)
+    losses = loss_lines(manifest)
+    return _Done(
+        imported, selections, comparison, flips[_SHOWN], explanation, manifest, losses, found, tally.funnel, told
+    )
 
 
 def _write_json(out: Path, done: _Done) -> None:
     import json
 
+    from gristmill.cli.diff import comparison_json
     from gristmill.cli.document import json_text
     from gristmill.cli.explain import explanation_json
     from gristmill.cli.funnel import funnel_json
@@ -137,17 +165,21 @@ def _write_json(out: Path, done: _Done) -> None:
 
     document: dict[str, Any] = {
         "folder": str(out),
+        "ledger": str(out / _LEDGER),
+        "imported": msgspec.to_builtins(done.imported),
         "selected": [
             {
-                "rollout_id": outcome.rollout_id,
-                "calls": list(outcome.calls),
-                "terminal_call_id": outcome.terminal_call_id,
+                "rollout_id": made.outcome.rollout_id,
+                "calls": list(made.outcome.calls),
+                "terminal_call_id": made.outcome.terminal_call_id,
             }
-            for _, outcome in done.selections
-            if not isinstance(outcome, Rejected)
+            for made in done.selections
+            if not isinstance(made.outcome, Rejected)
         ],
+        "diff": comparison_json(_choices(), done.comparison),
         "explained": explanation_json(done.explanation),
         "manifest": json.loads(done.manifest.encode()),
+        "losses": list(done.losses),
         "findings": [finding_json(finding) for finding in done.findings],
         "funnel": funnel_json(done.funnel),
     }
@@ -157,34 +189,49 @@ def _write_json(out: Path, done: _Done) -> None:
 def _tell(out: Path, done: _Done) -> None:
     import shlex
 
+    from gristmill.cli.diff import show_compared, show_table
     from gristmill.cli.rows import counts_text
     from gristmill.cli.screen import remark, show, words
-    from gristmill.cli.select import show_outcome
-    from gristmill.selection import Rejected
 
-    rollouts = len(done.selections)
-    show(words(f"Gristmill on {rollouts} agent rollouts recorded from a real engine"), "")
-    _head("1 select", "which captured calls earned the reward, proved from what the harness returned")
-    shown = [(attempt, outcome) for attempt, outcome in done.selections if outcome.rollout_id == _SHOWN]
-    for attempt, outcome in shown:
-        show_outcome(attempt, outcome)
-    for _, outcome in done.selections:
-        if outcome.rollout_id != _SHOWN and not isinstance(outcome, Rejected):
-            show(words(f"{outcome.rollout_id}  {len(outcome.calls)} of {len(outcome.verdicts)} calls"))
+    imported = done.imported
+    show(words(f"Gristmill on {imported.added} agent rollouts recorded from a real engine"), "")
+    _head("1 import", "captured calls, with the tokens as the engine sampled them, into a ledger")
+    show(words(f"{out / _LEDGER}  {imported.added} rollouts, {imported.calls} calls"), "")
+    _head("2 select", "which captured calls earned the reward, proved from what the harness returned")
+    _tell_selections(done.selections)
+    _head("3 diff", "what another policy would decide")
+    show_compared(done.flips)
+    show_table(_choices(), done.comparison)
     show("")
-    _head("2 explain", f"why the retry {_RETRY}, whose answer was thrown away, is not trained")
+    _head("4 explain", f"why the retry {_RETRY}, whose answer was thrown away, is not trained")
     show(words(done.explanation.text), "")
-    _head("3 rows", "every selected token once, on the context and with the log-probability it was sampled with")
-    show(*(words(f"{out / 'rows' / entry.name}  {entry.rows} lines") for entry in done.manifest.files), "")
-    _head("4 verify", "rows, manifest and captures, each proved against the others")
+    _head("5 export", "every selected token once, on the context and with the log-probability it was sampled with")
+    show(*(words(f"{out / 'rows' / entry.name}  {entry.rows} records") for entry in done.manifest.files))
+    show(*(words(f"loss report: {loss}", "dim") for loss in done.losses), "")
+    _head("6 verify", "rows, manifest and ledger, each proved against the others")
     for finding in done.findings:
         show(words(f"{finding.code} at {finding.where}: {finding.message}", "red"))
     told = f"{len(done.findings)} findings" if done.findings else "nothing found"
     show(words(f"checked {done.checked}: {told}"), "")
     counts = counts_text(done.funnel, done.manifest.forks, done.manifest.rejected)
     show(*(words(line, "bold" if number == 0 else "") for number, line in enumerate(counts)))
-    show(words(f"files: {out / 'captures'}, {out / 'rows'}"))
-    remark("next", shlex.join(["gristmill", "explain", str(out / "captures" / _SHOWN)]))
+    show(words(f"files: {out / 'captures'}, {out / _LEDGER}, {out / 'rows'}"))
+    remark("next", shlex.join(["gristmill", "show", str(out / _LEDGER), _SHOWN]))
+
+
+def _tell_selections(selections: list[Selected]) -> None:
+    from gristmill.cli.screen import show, words
+    from gristmill.cli.select import show_outcome
+    from gristmill.selection import Rejected
+
+    for made in selections:
+        if made.outcome.rollout_id == _SHOWN:
+            show_outcome(made)
+    for made in selections:
+        outcome = made.outcome
+        if outcome.rollout_id != _SHOWN and not isinstance(outcome, Rejected):
+            show(words(f"{outcome.rollout_id}  {len(outcome.calls)} of {len(outcome.verdicts)} calls"))
+    show("")
 
 
 def _head(name: str, what: str) -> None:

@@ -9,13 +9,13 @@ the form above.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gristmill.cli.attempts import Attempt, Captures, takes_captures
+from gristmill.cli.attempts import Attempt, Captures, paths_and_name, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
+from gristmill.cli.wanted import Wanted, takes_outcomes
 from gristmill.errors import Code, ConfigError
 
 if TYPE_CHECKING:
@@ -28,31 +28,24 @@ __all__ = ["command", "explain_one", "explanation_json"]
 @click.argument("arguments", nargs=-1, required=True, metavar="PATHS... [CALL_ID]")
 @takes_captures(argument=False)
 @takes_policy
+@takes_outcomes
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def command(*, arguments: tuple[str, ...], captures: Captures, choice: Choice, as_json: bool) -> int:
-    """Say why a call was, or was not, selected, and what would change it.
+def command(*, arguments: tuple[str, ...], captures: Captures, choice: Choice, wanted: Wanted, as_json: bool) -> int:
+    """Say why a call was selected or not, and what would change it.
 
     The last argument is a call id if there is no file of that name and it is not the only argument; without one, the
     whole rollout is explained, a paragraph a call.
     """
-    paths, call_id = _paths_and_call(arguments)
-    captures.paths = paths
+    captures.paths, call_id = paths_and_name(arguments)
     choice.load()
     if call_id is not None:
         explanation = _find(captures, choice, call_id)
         _show_one(explanation, as_json)
     elif as_json:
-        _write_json(captures, choice)
+        _write_json(captures, choice, wanted)
     else:
-        _write_text(captures, choice)
+        _write_text(captures, choice, wanted)
     return 0
-
-
-def _paths_and_call(arguments: tuple[str, ...]) -> tuple[tuple[Path, ...], str | None]:
-    last = arguments[-1]
-    is_call = len(arguments) > 1 and not Path(last).exists()
-    paths = arguments[:-1] if is_call else arguments
-    return tuple(map(Path, paths)), last if is_call else None
 
 
 def explain_one(attempt: Attempt, choice: Choice, call_id: str) -> Explanation | None:
@@ -113,7 +106,7 @@ def _show_one(explanation: Explanation, as_json: bool) -> None:
     show(words(explanation.text))
 
 
-def _write_json(captures: Captures, choice: Choice) -> None:
+def _write_json(captures: Captures, choice: Choice, wanted: Wanted) -> None:
     from gristmill.cli.document import Document
     from gristmill.cli.prose import Explainer, rollout_text
     from gristmill.selection import Rejected
@@ -121,6 +114,8 @@ def _write_json(captures: Captures, choice: Choice) -> None:
     with Document("rollouts") as document:
         for attempt in captures:
             outcome = choice.select(attempt)
+            if outcome not in wanted:
+                continue
             calls = [explanation_json(explanation) for explanation in Explainer(attempt.capture, outcome).calls()]
             document.add(
                 {
@@ -134,12 +129,14 @@ def _write_json(captures: Captures, choice: Choice) -> None:
         document.finish({"bad_lines": captures.bad_lines})
 
 
-def _write_text(captures: Captures, choice: Choice) -> None:
+def _write_text(captures: Captures, choice: Choice, wanted: Wanted) -> None:
     from gristmill.cli.prose import Explainer, rollout_text
     from gristmill.cli.screen import show, words
 
     for attempt in captures:
         outcome = choice.select(attempt)
+        if outcome not in wanted:
+            continue
         show(words(rollout_text(outcome), "bold"), "")
         for explanation in Explainer(attempt.capture, outcome).calls():
             show(words(explanation.text), "")

@@ -41,7 +41,23 @@ _USAGE: Final = frozenset(
         Code.POLICY_OPTION_INVALID,
     }
 )
-_ENVIRONMENT: Final = frozenset({Code.FILE_UNREADABLE, Code.OUTPUT_EXISTS, Code.SCHEMA_UNSUPPORTED, Code.INTERNAL})
+_ENVIRONMENT: Final = frozenset(
+    {
+        Code.FILE_UNREADABLE,
+        Code.OUTPUT_EXISTS,
+        Code.SCHEMA_UNSUPPORTED,
+        Code.LEDGER_LOCKED,
+        Code.LEDGER_FOREIGN,
+        Code.LEDGER_READ_ONLY,
+        Code.LEDGER_NETWORK_FILE_SYSTEM,
+        Code.LEDGER_FULL,
+        Code.LEDGER_WRITE_FAILED,
+        Code.LEDGER_DAMAGED,
+        Code.LEDGER_BUSY,
+        Code.LEDGER_CLOSED,
+        Code.INTERNAL,
+    }
+)
 
 
 class Failure(NamedTuple):

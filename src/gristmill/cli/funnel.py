@@ -27,12 +27,21 @@ class Tally(msgspec.Struct):
 
     def add(self, capture: Capture, outcome: Selection | RebuiltRollout | Rejected) -> None:
         """Count one attempt."""
-        self.funnel = self.funnel.plus(funnel_of(capture, outcome))
-        if isinstance(outcome, Rejected):
-            self.rejected += 1
-            self.codes[str(outcome.code)] += 1
-        else:
+        code = str(outcome.code) if isinstance(outcome, Rejected) else None
+        self.count(code, funnel_of(capture, outcome))
+
+    def count(self, code: str | None, funnel: Funnel) -> None:
+        """Count one attempt by the code of its refusal, None for a selected one, and its own funnel."""
+        self.funnel = self.funnel.plus(funnel)
+        if code is None:
             self.selected += 1
+        else:
+            self.rejected += 1
+            self.codes[code] += 1
+
+    def json(self) -> dict[str, Any]:
+        """Give the counts as JSON, without the funnel."""
+        return {"selected": self.selected, "rejected": self.rejected, "codes": dict(self.codes)}
 
     @property
     def failed(self) -> bool:

@@ -22,7 +22,7 @@ from gristmill.errors import Code, ConfigError
 
 if TYPE_CHECKING:
     from gristmill.export import Manifest
-    from gristmill.export.jsonl import Totals
+    from gristmill.export.totals import Totals
     from gristmill.pipeline import Funnel, RebuiltRollout
     from gristmill.reconstruction import RowMode
     from gristmill.records import Capture
@@ -100,7 +100,7 @@ def _print_rows(captures: Captures, choice: Choice, mode: RowMode, as_json: bool
     from gristmill.cli.document import Document
     from gristmill.cli.funnel import funnel_json
     from gristmill.cli.screen import remark
-    from gristmill.export.jsonl import Totals
+    from gristmill.export.totals import Totals
     from gristmill.selection import Rejected
 
     totals = Totals()

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from gristmill.cli.visible import visible
 
-__all__ = ["Marks", "columns", "marks", "remark", "show", "words"]
+__all__ = ["Marks", "columns", "marks", "remark", "show", "terminal_width", "words"]
 
 _UNBOUNDED: Final = 1_000_000
 
@@ -82,6 +82,12 @@ def _print(stream: TextIO, renderable: RenderableType) -> None:
     with console.capture() as captured:
         console.print(renderable, soft_wrap=not console.is_terminal and not isinstance(renderable, Table))
     stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().removesuffix("\n").split("\n")))
+
+
+def terminal_width() -> int | None:
+    """Return how many characters a line of standard output has room for; None where it is no terminal."""
+    console = _console(sys.stdout)
+    return console.width if console.is_terminal else None
 
 
 def show(*renderables: RenderableType) -> None:

@@ -10,79 +10,144 @@ are made), `lost_calls`, and `excluded`, which maps codes to `[calls, tokens]`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 
 from gristmill.cli.attempts import Attempt, Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
 from gristmill.cli.failure import DATA_FAILED
+from gristmill.cli.wanted import Wanted, takes_outcomes
+from gristmill.cli.work import answers, takes_jobs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from gristmill.cli.funnel import Tally
+    from gristmill.pipeline import Funnel
     from gristmill.selection import Rejected, Selection, Verdict
 
-__all__ = ["command", "outcome_json", "show_outcome"]
+__all__ = ["SelectJob", "Selected", "command", "outcome_json", "selected", "show_outcome"]
+
+
+class Fact(NamedTuple):
+    """What a table says of a call beside its verdict."""
+
+    parent: str
+    sampled: int
+
+
+class Selected(NamedTuple):
+    """What was decided about one attempt; `json` is the outcome's, where that was asked for."""
+
+    source: Path
+    outcome: Selection | Rejected
+    funnel: Funnel
+    facts: dict[str, Fact]
+    json: str = ""
+
+
+class SelectJob(msgspec.Struct):
+    """Selects the calls of an attempt; None where its outcome is not wanted."""
+
+    choice: Choice
+    wanted: Wanted
+    as_json: bool
+
+    def __call__(self, attempt: Attempt, /) -> Selected | None:
+        made = selected(attempt, self.choice)
+        if made.outcome not in self.wanted:
+            return None
+        if not self.as_json:
+            return made
+        from gristmill.cli.document import json_text
+
+        return made._replace(json=json_text(outcome_json(made.outcome)), facts={})
+
+
+def selected(attempt: Attempt, choice: Choice) -> Selected:
+    """Choose the calls of an attempt."""
+    from gristmill.pipeline import funnel_of
+
+    outcome = choice.select(attempt)
+    facts = {
+        record.model_call_id: Fact(record.parent_call_id or "", record.cum_len - record.prompt_len)
+        for record in attempt.capture.records
+    }
+    return Selected(attempt.source, outcome, funnel_of(attempt.capture, outcome), facts)
 
 
 @click.command("select")
 @takes_captures()
 @takes_policy
+@takes_outcomes
+@takes_jobs
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def command(*, captures: Captures, choice: Choice, as_json: bool) -> int:
+def command(*, captures: Captures, choice: Choice, wanted: Wanted, jobs: int, as_json: bool) -> int:
     """Choose the calls that are trained, with a reason for every call.
 
-    PATHS are captures: a .jsonl file, a recorded exchange (.json), a folder with capture.jsonl and result.json, or a
-    folder of such folders. Ends with exit code 1 if every rollout was rejected.
+    PATHS are captures: a ledger, a .jsonl file, a recorded exchange (.json), a folder with capture.jsonl and
+    result.json, or a folder of such files and folders. Ends with exit code 1 if every rollout was rejected.
     """
     from gristmill.cli.funnel import Tally
 
     choice.load()
     tally = Tally()
+    made = answers(captures, SelectJob(choice.unloaded(), wanted, as_json), jobs)
+    shown = (one for one in made if one is not None)
     if as_json:
-        _write_json(captures, choice, tally)
+        _write_json(captures, shown, tally)
     else:
-        _write_tables(captures, choice, tally)
+        _write_tables(shown, choice, tally)
     return DATA_FAILED if tally.failed else 0
 
 
-def _write_json(captures: Captures, choice: Choice, tally: Any) -> None:
+def _count(one: Selected, tally: Tally) -> None:
+    from gristmill.selection import Rejected
+
+    tally.count(str(one.outcome.code) if isinstance(one.outcome, Rejected) else None, one.funnel)
+
+
+def _write_json(captures: Captures, made: Iterator[Selected], tally: Tally) -> None:
     from gristmill.cli.document import Document
     from gristmill.cli.funnel import funnel_json
 
     with Document("rollouts") as document:
-        for attempt in captures:
-            outcome = choice.select(attempt)
-            tally.add(attempt.capture, outcome)
-            document.add(outcome_json(outcome))
-        counts = {"selected": tally.selected, "rejected": tally.rejected, "codes": dict(tally.codes)}
-        rest = {"tally": counts, "funnel": funnel_json(tally.funnel), "bad_lines": captures.bad_lines}
+        for one in made:
+            _count(one, tally)
+            document.add_text(one.json)
+        rest = {"tally": tally.json(), "funnel": funnel_json(tally.funnel), "bad_lines": captures.bad_lines}
         document.finish(rest)
 
 
-def _write_tables(captures: Captures, choice: Choice, tally: Any) -> None:
+def _write_tables(made: Iterator[Selected], choice: Choice, tally: Tally) -> None:
     from gristmill.cli.funnel import funnel_text
     from gristmill.cli.screen import marks, remark, show, words
 
     suggestion = ""
-    for attempt in captures:
-        outcome = choice.select(attempt)
-        tally.add(attempt.capture, outcome)
-        show_outcome(attempt, outcome)
+    for one in made:
+        _count(one, tally)
+        show_outcome(one)
         show("")
-        suggestion = suggestion or _suggestion(attempt, outcome, choice)
+        suggestion = suggestion or _suggestion(one, choice)
     show(words(tally.text()), words(funnel_text(tally.funnel, marks().arrow, trained=False)))
-    remark("next", suggestion)
+    if suggestion:
+        remark("next", suggestion)
 
 
-def _suggestion(attempt: Attempt, outcome: Selection | Rejected, choice: Choice) -> str:
+def _suggestion(one: Selected, choice: Choice) -> str:
     """Name a command that says more about the first rollout."""
     import shlex
 
     from gristmill.selection import Rejected
 
+    outcome = one.outcome
     excluded = [verdict.model_call_id for verdict in outcome.verdicts if not verdict.included]
     call = [] if isinstance(outcome, Rejected) else excluded[:1]
-    return shlex.join(["gristmill", "explain", str(attempt.source), *call, *choice.arguments()])
+    which = [] if one.source.is_dir() else ["--rollout", outcome.rollout_id]
+    return shlex.join(["gristmill", "explain", str(one.source), *call, *which, *choice.arguments()])
 
 
 def outcome_json(outcome: Selection | Rejected) -> dict[str, Any]:
@@ -127,12 +192,13 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def show_outcome(attempt: Attempt, outcome: Selection | Rejected) -> None:
+def show_outcome(made: Selected) -> None:
     """Print the table of a selection, or a refusal."""
     from gristmill.cli.remedies import refusal_remedies
     from gristmill.cli.screen import columns, marks, show, words
     from gristmill.selection import Rejected
 
+    outcome = made.outcome
     options = "".join(f" {name}={value}" for name, value in outcome.options.items())
     attempt_number = f" attempt {outcome.attempt}" if outcome.attempt else ""
     title = f"{outcome.rollout_id}{attempt_number}  {outcome.policy}{options}"
@@ -143,15 +209,13 @@ def show_outcome(attempt: Attempt, outcome: Selection | Rejected) -> None:
         return
     show(words(f"{title}  {len(outcome.calls)} of {len(outcome.verdicts)} calls", "bold"))
     signs = marks()
-    records = {record.model_call_id: record for record in attempt.capture.records}
     table = columns(("", "call", "parent", "verdict", "sampled", "evidence"), right=("sampled",), fold=("evidence",))
     for verdict in outcome.verdicts:
         sign, style = (signs.included, "green") if verdict.included else (signs.excluded, "dim")
         if verdict.model_call_id == outcome.terminal_call_id:
             sign = signs.scored
-        record = records.get(verdict.model_call_id)
-        sampled = "" if record is None else str(record.cum_len - record.prompt_len)
-        parent = "" if record is None or record.parent_call_id is None else record.parent_call_id
+        fact = made.facts.get(verdict.model_call_id)
+        parent, sampled = ("", "") if fact is None else (fact.parent, str(fact.sampled))
         table.add_row(
             words(sign, style),
             words(verdict.model_call_id),

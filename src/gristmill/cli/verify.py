@@ -62,7 +62,7 @@ def command(*, arguments: tuple[Path, ...], captures: Captures, choice: Choice, 
     found = findings(captures, choice, folder, tally, checked)
     if as_json:
         return _write_json(captures, found, tally, checked)
-    return _write_text(found, tally, checked)
+    return _write_text(captures, choice, found, tally, checked)
 
 
 def _is_rows_folder(path: Path) -> bool:
@@ -92,12 +92,15 @@ def findings(
     captures: Captures, choice: Choice, folder: FolderCheck | None, tally: Tally, checked: Checked
 ) -> Iterator[Finding]:
     """Check attempt by attempt, then the folder as a whole; `tally` and `checked` count along."""
+    from gristmill.cli.export import decide
     from gristmill.export import check_capture
     from gristmill.reconstruction import RowMode
 
     mode = RowMode.MERGED if folder is None else folder.manifest.mode
+    needs = "rows" if folder is None else folder.needs
+    captures.exchanges = True
     for attempt in captures:
-        outcome = choice.rebuild(attempt, mode)
+        outcome = decide(attempt, choice, needs, mode)
         tally.add(attempt.capture, outcome)
         checked.rollouts += 1
         checked.calls += len(attempt.capture.records)
@@ -138,9 +141,11 @@ def _write_json(captures: Captures, found: Iterator[Finding], tally: Tally, chec
     return failed
 
 
-def _write_text(found: Iterator[Finding], tally: Tally, checked: Checked) -> int:
+def _write_text(captures: Captures, choice: Choice, found: Iterator[Finding], tally: Tally, checked: Checked) -> int:
+    import shlex
+
     from gristmill.cli.funnel import funnel_text
-    from gristmill.cli.screen import marks, show, words
+    from gristmill.cli.screen import marks, remark, show, words
 
     count = 0
     for finding in found:
@@ -151,4 +156,7 @@ def _write_text(found: Iterator[Finding], tally: Tally, checked: Checked) -> int
     told = f"{count:,} finding{'s' if count > 1 else ''}" if count else "nothing found"
     show(words(f"checked {what}: {told}", "bold"))
     show(words(tally.text()), words(funnel_text(tally.funnel, marks().arrow, trained=True)))
+    if not count and not checked.manifest and not tally.failed:
+        arguments = [*map(str, captures.paths), "--out", "rows", *choice.arguments()]
+        remark("next", shlex.join(["gristmill", "export", *arguments]))
     return DATA_FAILED if count else 0

@@ -1,0 +1,202 @@
+"""`gristmill drift`: which turns extend the tokens of the call that they continue, which fork, why, and at what cost.
+
+JSON: `{"rollouts": [{rollout_id, attempt, outcome, exact, forked, unknown, causes, paid_again_tokens, turns: [{
+model_call_id, parent_call_id, relation, cause, position, paid_again_tokens}]}], "turns": {exact, forked, unknown},
+"causes": {CAUSE: {turns, paid_again_tokens}}, "rows": {rows, context_tokens, trained_tokens}, "of", "bad_lines"}`.
+
+A turn is a call with a recorded parent. `paid_again_tokens` counts the context that stands in a row once more because
+the prompt forked: as many tokens as the parent's sequence would have lent it. `turns` of a rollout holds the forked
+and unknown ones (with `--all`, every one). `of` is `selected` (the calls that make rows; the forks are those of the
+manifest, `rows` is what the rows hold) or, with `--captured`, `captured`: every usable call, whatever is selected;
+then `rows` is null and every `outcome` too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from gristmill.cli.attempts import Attempt, Captures, takes_captures
+from gristmill.cli.choice import Choice, takes_policy
+
+if TYPE_CHECKING:
+    from gristmill.reconstruction import Certificate
+
+__all__ = ["Drift", "Turn", "command"]
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A call with a recorded parent, and how its prompt relates to that call's tokens."""
+
+    model_call_id: str
+    certificate: Certificate
+    paid_again_tokens: int
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """The turns of one attempt; `outcome` is None where nothing was selected."""
+
+    rollout_id: str
+    attempt: int
+    outcome: str | None
+    turns: tuple[Turn, ...]
+
+
+class _Run(msgspec.Struct):
+    """Counts over attempts."""
+
+    rollouts: int = 0
+    rejected: int = 0
+    relations: Counter[str] = msgspec.field(default_factory=lambda: Counter(dict.fromkeys(_RELATIONS, 0)))
+    causes: Counter[str] = msgspec.field(default_factory=Counter[str])
+    paid: Counter[str] = msgspec.field(default_factory=Counter[str])
+    rows: int = 0
+    context_tokens: int = 0
+    trained_tokens: int = 0
+
+    def add(self, drift: Drift) -> None:
+        self.rollouts += 1
+        self.rejected += drift.outcome == "rejected"
+        for turn in drift.turns:
+            certificate = turn.certificate
+            self.relations[str(certificate.relation)] += 1
+            if certificate.cause is not None:
+                self.causes[str(certificate.cause)] += 1
+                self.paid[str(certificate.cause)] += turn.paid_again_tokens
+
+
+_RELATIONS = ("exact", "forked", "unknown")
+
+
+@click.command("drift")
+@takes_captures()
+@takes_policy
+@click.option("--captured", is_flag=True, help="Every usable call, whatever is selected.")
+@click.option("--all", "everything", is_flag=True, help="Show the exact turns too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def command(*, captures: Captures, choice: Choice, captured: bool, everything: bool, as_json: bool) -> int:
+    """Count the turns that do not extend what was sampled, by cause.
+
+    Each such turn costs a row of its own, and the context in it once more; no token is lost by it.
+    """
+    choice.load()
+    run = _Run()
+    drifts = (_drift(attempt, choice, captured, run) for attempt in captures)
+    if as_json:
+        _write_json(captures, drifts, run, captured, everything)
+    else:
+        _write_text(captures, drifts, run, captured, everything)
+    return 0
+
+
+def _drift(attempt: Attempt, choice: Choice, captured: bool, run: _Run) -> Drift:
+    """Certify the turns of an attempt, and count them."""
+    from gristmill.cli.certificates import certificates, paid_again
+    from gristmill.reconstruction import RowMode
+    from gristmill.selection import Rejected
+
+    capture = attempt.capture
+    found, outcome = certificates(capture), None
+    if not captured:
+        made = choice.rebuild(attempt, RowMode.MERGED)
+        if isinstance(made, Rejected):
+            found, outcome = {}, "rejected"
+        else:
+            outcome = "selected"
+            run.rows += len(made.rows)
+            run.context_tokens += made.rebuilt.context_tokens
+            run.trained_tokens += made.rebuilt.trained_tokens
+            found = {call_id: found[call_id] for call_id in made.selection.calls if call_id in found}
+    records = {record.model_call_id: record for record in capture.records}
+    turns = tuple(
+        Turn(call_id, certificate, paid_again(certificate, records, call_id)) for call_id, certificate in found.items()
+    )
+    drift = Drift(capture.rollout_id, capture.attempt, outcome, turns)
+    run.add(drift)
+    return drift
+
+
+def _shown(drift: Drift, everything: bool) -> list[Turn]:
+    return [turn for turn in drift.turns if everything or turn.certificate.relation != "exact"]
+
+
+def _write_json(captures: Captures, drifts: Iterator[Drift], run: _Run, captured: bool, everything: bool) -> None:
+    from gristmill.cli.document import Document
+
+    with Document("rollouts") as document:
+        for drift in drifts:
+            document.add(_drift_json(drift, everything))
+        rows = {"rows": run.rows, "context_tokens": run.context_tokens, "trained_tokens": run.trained_tokens}
+        causes = {
+            cause: {"turns": count, "paid_again_tokens": run.paid[cause]} for cause, count in sorted(run.causes.items())
+        }
+        rest: dict[str, Any] = {"turns": dict(run.relations), "causes": causes, "rows": None if captured else rows}
+        document.finish({**rest, "of": "captured" if captured else "selected", "bad_lines": captures.bad_lines})
+
+
+def _drift_json(drift: Drift, everything: bool) -> dict[str, Any]:
+    relations = Counter(str(turn.certificate.relation) for turn in drift.turns)
+    causes = Counter(str(turn.certificate.cause) for turn in drift.turns if turn.certificate.cause is not None)
+    return {
+        "rollout_id": drift.rollout_id,
+        "attempt": drift.attempt,
+        "outcome": drift.outcome,
+        **{relation: relations[relation] for relation in _RELATIONS},
+        "causes": dict(causes),
+        "paid_again_tokens": sum(turn.paid_again_tokens for turn in drift.turns),
+        "turns": [
+            {
+                "model_call_id": turn.model_call_id,
+                "parent_call_id": turn.certificate.parent_call_id,
+                "relation": str(turn.certificate.relation),
+                "cause": None if turn.certificate.cause is None else str(turn.certificate.cause),
+                "position": turn.certificate.position,
+                "paid_again_tokens": turn.paid_again_tokens,
+            }
+            for turn in _shown(drift, everything)
+        ],
+    }
+
+
+def _write_text(captures: Captures, drifts: Iterator[Drift], run: _Run, captured: bool, everything: bool) -> None:
+    import shlex
+
+    from gristmill.cli.certificates import turn_text
+    from gristmill.cli.listing import Listing
+    from gristmill.cli.screen import columns, remark, show, words
+
+    listing = Listing(
+        ("rollout", "attempt", "call", "continues", "turn", "paid again"), right=("attempt", "paid again")
+    )
+    suggestion = ""
+    for drift in drifts:
+        for turn in _shown(drift, everything):
+            certificate = turn.certificate
+            style = "yellow" if certificate.relation == "forked" else "dim"
+            named = (drift.rollout_id, str(drift.attempt), turn.model_call_id, certificate.parent_call_id)
+            listing.add((*named, turn_text(certificate), str(turn.paid_again_tokens)), ("", "", "", "", style))
+            which = [drift.rollout_id, *(["--attempt", str(drift.attempt)] if drift.attempt else [])]
+            told = ["gristmill", "show", *map(str, captures.paths), *which, "--call", turn.model_call_id]
+            suggestion = suggestion or shlex.join(told)
+    listing.flush()
+    show("")
+    turns = sum(run.relations.values())
+    of = "captured" if captured else "selected"
+    counts = ", ".join(f"{count:,} {relation}" for relation, count in run.relations.items())
+    show(words(f"{turns:,} {of} turns in {run.rollouts:,} rollouts: {counts}", "bold"))
+    if run.rejected:
+        show(words(f"{run.rejected:,} rejected rollouts have no selected turns"))
+    if run.causes:
+        table = columns(("cause", "turns", "context tokens paid again"), right=("turns", "context tokens paid again"))
+        for cause, count in sorted(run.causes.items()):
+            table.add_row(words(cause), words(f"{count:,}"), words(f"{run.paid[cause]:,}"))
+        show(table)
+    if not captured:
+        told = f"{run.rows:,} rows: {run.trained_tokens:,} trained tokens, {run.context_tokens:,} tokens of context"
+        show(words(told))
+    if suggestion:
+        remark("next", suggestion)

@@ -1,0 +1,161 @@
+"""`gristmill export`: training data in a format of your choice, with a manifest and a report of what the format lost.
+
+JSON: `{"folder", "format", "manifest": {…} as in the file, "losses": [text], "bad_lines"}`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from gristmill.cli.attempts import Attempt, Captures, takes_captures
+from gristmill.cli.choice import Choice, takes_policy
+from gristmill.cli.failure import DATA_FAILED
+from gristmill.cli.nearest import did_you_mean
+
+if TYPE_CHECKING:
+    from gristmill.export import Manifest
+    from gristmill.pipeline import RebuiltRollout
+    from gristmill.reconstruction import RowMode
+    from gristmill.selection import Rejected, Selection
+
+__all__ = ["FormatName", "command", "decide", "show_folder", "write_export"]
+
+
+class FormatName(click.ParamType[str]):
+    """The name of an export format."""
+
+    name = "format"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Take a format, or say which one was probably meant."""
+        from gristmill.export.formats import FORMATS
+
+        if value not in FORMATS:
+            self.fail(f"no format {value!r}. {did_you_mean(value, FORMATS)}", param, ctx)
+        return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete a format."""
+        from gristmill.export.formats import FORMATS
+
+        return [CompletionItem(name, help=made.title) for name, made in FORMATS.items() if name.startswith(incomplete)]
+
+
+@click.command("export")
+@takes_captures()
+@takes_policy
+@click.option(
+    "--to",
+    "format_name",
+    type=FormatName(),
+    default="parquet",
+    show_default=True,
+    metavar="FORMAT",
+    help="parquet, jsonl (training rows) or messages (chat messages for SFT, from any endpoint).",
+)
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder that is written.")
+@click.option(
+    "--mode",
+    type=click.Choice(["merged", "per_call", "tree"]),
+    default="merged",
+    show_default=True,
+    help="One row per path of the token tree, one per call, or a tree (written as its flattened rows).",
+)
+@click.option("--overwrite", is_flag=True, help="Replace what is in DIR.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def command(
+    *,
+    captures: Captures,
+    choice: Choice,
+    format_name: str,
+    out: Path,
+    mode: str,
+    overwrite: bool,
+    as_json: bool,
+) -> int:
+    """Write training data in a format of your choice.
+
+    DIR is written whole or not at all: records, rejected rollouts, and a manifest that `gristmill verify` checks. What
+    the format drops or changes is told and stands in the manifest. Ends with exit code 1 if every rollout was rejected.
+    """
+    from gristmill.export.formats import loss_lines
+    from gristmill.reconstruction import RowMode
+
+    manifest = write_export(captures, choice, format_name, out, mode=RowMode(mode), overwrite=overwrite)
+    losses = loss_lines(manifest)
+    if as_json:
+        import json
+
+        from gristmill.cli.document import json_text
+
+        told = {"folder": str(out), "format": format_name, "manifest": json.loads(manifest.encode())}
+        rest = {"losses": list(losses), "bad_lines": captures.bad_lines}
+        sys.stdout.write(json_text({**told, **rest}) + "\n")
+    else:
+        show_folder(out, manifest, losses, captures)
+    return DATA_FAILED if not manifest.rollouts.selected else 0
+
+
+def write_export(
+    captures: Captures,
+    choice: Choice,
+    format_name: str,
+    folder: Path,
+    *,
+    mode: RowMode,
+    overwrite: bool = False,
+) -> Manifest:
+    """Write all attempts into a folder.
+
+    Raises:
+        ExportError: `output_exists`, `file_unreadable`, or as the format says.
+    """
+    from gristmill.cli.progress import progress
+    from gristmill.export.formats import FORMATS, open_export
+
+    choice.load()
+    needs = FORMATS[format_name].needs
+    captures.exchanges = captures.exchanges or needs == "selection"
+    with (
+        open_export(
+            format_name,
+            folder,
+            policy=choice.policy,
+            options=choice.options,
+            train_model=choice.train_model,
+            mode=mode,
+            overwrite=overwrite,
+        ) as writer,
+        progress("rollouts") as step,
+    ):
+        for attempt in captures:
+            writer.add(attempt.capture, attempt.result, decide(attempt, choice, needs, mode))
+            step(1)
+        manifest: Manifest = writer.finish()
+    return manifest
+
+
+def decide(attempt: Attempt, choice: Choice, needs: str, mode: RowMode) -> RebuiltRollout | Selection | Rejected:
+    """Make what a format needs of an attempt: rows, or only a selection."""
+    return choice.rebuild(attempt, mode) if needs == "rows" else choice.select(attempt)
+
+
+def show_folder(folder: Path, manifest: Manifest, losses: tuple[str, ...], captures: Captures) -> None:
+    """Say what was written, what the format lost, and the counts."""
+    import shlex
+
+    from gristmill.cli.rows import counts_text
+    from gristmill.cli.screen import remark, show, words
+
+    for entry in manifest.files:
+        show(words(f"{folder / entry.name}  {entry.rows:,} records  {entry.bytes:,} bytes"))
+    for loss in losses:
+        show(words(f"loss report: {loss}", "dim"))
+    show(*(words(line) for line in counts_text(manifest.funnel, manifest.forks, manifest.rejected)))
+    captures.tell_unsaid()
+    remark("next", shlex.join(["gristmill", "verify", *map(str, captures.paths), str(folder)]))

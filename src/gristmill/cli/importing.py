@@ -1,0 +1,135 @@
+"""`gristmill import`: captures into a ledger, all of them or none.
+
+JSON: `{"ledger", "added", "unchanged", "calls", "lost", "sampled_tokens", "bad_lines": [{where, message}]}`; `added`
+and `unchanged` count attempts, the other numbers are of both together.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from gristmill.cli.attempts import Attempt, Captures, takes_captures
+from gristmill.errors import Code, DecodeError
+
+if TYPE_CHECKING:
+    from gristmill.cli.progress import Step
+    from gristmill.records import Capture, Result
+
+__all__ = ["Counted", "bring_in", "command"]
+
+
+class Counted(msgspec.Struct):
+    """What was read and what became of it."""
+
+    added: int = 0
+    unchanged: int = 0
+    calls: int = 0
+    lost: int = 0
+    sampled_tokens: int = 0
+
+    def add(self, attempt: Attempt) -> None:
+        """Count an attempt that was read."""
+        records = attempt.capture.records
+        self.calls += len(records)
+        self.lost += len(attempt.capture.lost)
+        self.sampled_tokens += sum(record.cum_len - record.prompt_len for record in records)
+
+
+@click.command("import")
+@takes_captures()
+@click.option(
+    "--into",
+    "ledger",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="LEDGER",
+    help="The ledger, one file, run.gristmill for example; it is made if it is not there.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def command(*, captures: Captures, ledger: Path, as_json: bool) -> int:
+    """Put captures into a ledger, all of them or none.
+
+    What is there already is passed over, so an import can be repeated; the same attempt with other content refuses it.
+    Lines that cannot be read are all reported, and then nothing is imported unless --skip-bad is given: each leaves a
+    lost call in its rollout.
+    """
+    counted = bring_in(captures, ledger)
+    if as_json:
+        from gristmill.cli.document import json_text
+
+        told = {"ledger": str(ledger), **msgspec.to_builtins(counted), "bad_lines": captures.bad_lines}
+        sys.stdout.write(json_text(told) + "\n")
+    else:
+        _tell(captures, ledger, counted)
+    return 0
+
+
+def bring_in(captures: Captures, ledger: Path) -> Counted:
+    """Import captures into a ledger.
+
+    Raises:
+        DecodeError: `file_malformed`: lines cannot be read, and are not to be skipped.
+        LedgerError: `attempt_differs`, or the ledger cannot be written to.
+    """
+    from gristmill.cli.progress import progress
+    from gristmill.cli.store import writing
+
+    for place in captures.places():
+        # A ledger is not made for a path that was mistyped.
+        place.path.stat()
+    counted, stop = Counted(), threading.Event()
+    captures.exchanges = True
+    with writing(ledger) as store, progress("read", captures.bytes(), in_bytes=True) as step:
+        try:
+            done = store.import_attempts(_attempts(captures, counted, step, stop))
+        except BaseException:
+            # The attempts are read in the ledger's own thread, which an interrupt does not reach.
+            stop.set()
+            raise
+    counted.added, counted.unchanged = done.added, done.unchanged
+    return counted
+
+
+def _attempts(
+    captures: Captures, counted: Counted, step: Step, stop: threading.Event
+) -> Iterator[tuple[Capture, Result | None]]:
+    """Give the attempts; once a line cannot be read and is not to be skipped, only look for more of those."""
+    skipped = captures.skip_bad
+    captures.skip_bad, captures.bad_word = True, "skipped" if skipped else "cannot read"
+    for attempt in captures:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        step(attempt.share_bytes)
+        counted.add(attempt)
+        if skipped or not captures.bad_lines:
+            yield attempt.capture, attempt.result if attempt.has_result else None
+    if captures.bad_lines and not skipped:
+        count, first = len(captures.bad_lines), captures.bad_lines[0]
+        told = "a line" if count == 1 else f"{count:,} lines"
+        raise DecodeError(
+            f"expected lines that can be read, got {told} that cannot; nothing was imported. {first['message']}",
+            code=Code.FILE_MALFORMED,
+            where=first["where"],
+            hint="correct them, or pass over them with --skip-bad",
+        )
+
+
+def _tell(captures: Captures, ledger: Path, counted: Counted) -> None:
+    import shlex
+
+    from gristmill.cli.screen import remark, show, words
+
+    bad = f", {len(captures.bad_lines):,} bad lines skipped" if captures.bad_lines else ""
+    total = counted.added + counted.unchanged
+    plural = "" if total == 1 else "s"
+    lost = f" (and {counted.lost:,} lost)" if counted.lost else ""
+    show(words(f"{ledger}: {counted.added:,} added, {counted.unchanged:,} unchanged{bad}", "bold"))
+    show(words(f"{total:,} rollout{plural}, {counted.calls:,} calls{lost}, {counted.sampled_tokens:,} sampled tokens"))
+    remark("next", shlex.join(["gristmill", "ls", str(ledger)]))

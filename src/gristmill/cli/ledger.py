@@ -1,0 +1,202 @@
+"""`gristmill ledger`: look after a ledger.
+
+JSON: `info`: `{"ledger", "bytes", "attempts": {STATE: N}, "calls", "lost", "usable_calls", "sampled_tokens",
+"prompt_tokens", "writer": {pid, host, instance, started, address}}`, `writer` is null where no process has it open;
+`migrate`: `{"ledger", "from", "to"}`, versions of the schema; `freeze`: `{"ledger", "frozen": [{rollout_id, attempt,
+snapshot_id}]}`; `retire`: `{"ledger", "retired": {rollout_id, attempt, snapshot_id}}`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from gristmill.cli.nearest import did_you_mean
+from gristmill.errors import Code, ConfigError
+
+if TYPE_CHECKING:
+    from gristmill.ledger import AttemptKey, LockHolder, SqliteReader
+
+__all__ = ["command"]
+
+_AS_JSON: Callable[[Any], Any] = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on standard output."
+)
+_LEDGER: Callable[[Any], Any] = click.argument("ledger", type=click.Path(path_type=Path))
+
+
+class _Commands(click.Group):
+    """A group that says what was probably meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands:
+            raise click.UsageError(f"no command {args[0]!r}. {did_you_mean(args[0], self.commands)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group("ledger", cls=_Commands, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> int:
+    """Look after a ledger: info, migrate, freeze, retire."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+    return 0
+
+
+@command.command("info")
+@_LEDGER
+@_AS_JSON
+def info(*, ledger: Path, as_json: bool) -> int:
+    """Count what a ledger holds, and say who writes to it."""
+    import shlex
+
+    from gristmill.cli.progress import bytes_text
+    from gristmill.cli.screen import remark, show, words
+    from gristmill.cli.store import reading
+    from gristmill.ledger import read_holder
+
+    with reading(ledger) as store:
+        counts = msgspec.to_builtins(store.counts())
+    files = (ledger, ledger.with_name(f"{ledger.name}-wal"))
+    size = sum(file.stat().st_size for file in files if file.exists())
+    holder = read_holder(ledger)
+    holder = holder if holder is not None and _may_live(holder) else None
+    writer = None if holder is None else msgspec.to_builtins(holder)
+    if as_json:
+        return _write({"ledger": str(ledger), "bytes": size, **counts, "writer": writer})
+    states = ", ".join(f"{count:,} {state}" for state, count in sorted(counts["attempts"].items())) or "none"
+    lost = f" (and {counts['lost']:,} lost)" if counts["lost"] else ""
+    tokens = f"{counts['sampled_tokens']:,} sampled and {counts['prompt_tokens']:,} prompt tokens"
+    show(words(f"{ledger}  {bytes_text(size)}", "bold"), words(f"attempts: {states}"))
+    show(words(f"calls: {counts['calls']:,}{lost}, {counts['usable_calls']:,} usable, {tokens}"))
+    if writer is not None:
+        address = f" at {writer['address']}" if writer["address"] else ""
+        show(words(f"written to by process {writer['pid']} on {writer['host']}{address}"))
+    remark("next", shlex.join(["gristmill", "ls", str(ledger)]))
+    return 0
+
+
+def _may_live(holder: LockHolder) -> bool:
+    """Say whether a writer may still be there; of one on another host nobody can tell."""
+    if holder.host != socket.gethostname():
+        return True
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        # It was killed, and left its name in the lock file.
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@command.command("migrate")
+@_LEDGER
+@_AS_JSON
+def migrate(*, ledger: Path, as_json: bool) -> int:
+    """Bring an older ledger to this version's schema; nobody may write to it meanwhile."""
+    from gristmill.cli.screen import show, words
+    from gristmill.ledger import migrate as bring_up
+    from gristmill.ledger.schema import SCHEMA_VERSION
+
+    found = bring_up(ledger)
+    if as_json:
+        return _write({"ledger": str(ledger), "from": found, "to": SCHEMA_VERSION})
+    done = "is current" if found == SCHEMA_VERSION else f"was brought up from version {found}"
+    show(words(f"{ledger}: schema {SCHEMA_VERSION}, {done}"))
+    return 0
+
+
+@command.command("freeze")
+@_LEDGER
+@click.argument("rollouts", nargs=-1, metavar="[ROLLOUT]...")
+@click.option("--attempt", type=click.IntRange(0), metavar="N", help="Only this attempt of each rollout.")
+@click.option("--finished", is_flag=True, help="Every attempt that has finished, in place of names.")
+@_AS_JSON
+def freeze(*, ledger: Path, rollouts: tuple[str, ...], attempt: int | None, finished: bool, as_json: bool) -> int:
+    """Let attempts take no more calls, and print their snapshot ids."""
+    import shlex
+
+    from gristmill.cli.screen import remark, show, words
+    from gristmill.cli.store import reading, writing
+    from gristmill.ledger import AttemptState
+
+    if finished is bool(rollouts):
+        raise ConfigError("expected either rollouts or --finished", code=Code.USAGE, where="--finished")
+    # A reader finds out what is not there, so that a mistyped path never makes a ledger.
+    with reading(ledger) as store:
+        if finished:
+            keys = [summary.key for summary in store.summaries(state=AttemptState.FINISHED)]
+        else:
+            keys = [key for rollout_id in rollouts for key in _attempts(store, rollout_id, attempt)]
+    frozen: list[dict[str, Any]] = []
+    with writing(ledger) as store:
+        for key in keys:
+            frozen.append({"rollout_id": key.rollout_id, "attempt": key.attempt, "snapshot_id": store.freeze(key)})
+    if as_json:
+        return _write({"ledger": str(ledger), "frozen": frozen})
+    for one in frozen:
+        show(words(f"{one['rollout_id']}  {one['attempt']}  {one['snapshot_id']}"))
+    show(words(f"{len(frozen):,} frozen", "bold"))
+    if frozen:
+        which = ["--attempt", str(frozen[0]["attempt"]), "--snapshot", frozen[0]["snapshot_id"]]
+        remark("next", shlex.join(["gristmill", "ledger", "retire", str(ledger), frozen[0]["rollout_id"], *which]))
+    return 0
+
+
+@command.command("retire")
+@_LEDGER
+@click.argument("rollout")
+@click.option("--attempt", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which attempt.")
+@click.option(
+    "--snapshot", required=True, metavar="ID", help="What `ledger freeze` printed: deleted only if unchanged."
+)
+@_AS_JSON
+def retire(*, ledger: Path, rollout: str, attempt: int, snapshot: str, as_json: bool) -> int:
+    """Delete a frozen attempt that is still what it was when it was frozen."""
+    from gristmill.cli.screen import show, words
+    from gristmill.cli.store import reading, writing
+
+    with reading(ledger) as store:
+        [key] = _attempts(store, rollout, attempt)
+    with writing(ledger) as store:
+        store.retire(key, snapshot)
+    retired = {"rollout_id": key.rollout_id, "attempt": key.attempt, "snapshot_id": snapshot}
+    if as_json:
+        return _write({"ledger": str(ledger), "retired": retired})
+    show(words(f"{ledger}: attempt {key.attempt} of {key.rollout_id} is deleted"))
+    return 0
+
+
+def _attempts(store: SqliteReader, rollout_id: str, attempt: int | None) -> list[AttemptKey]:
+    """Find the attempts of a rollout.
+
+    Raises:
+        ConfigError: `rollout_unknown`.
+    """
+    keys = store.rollout(rollout_id)
+    found = [key for key in keys if attempt in {None, key.attempt}]
+    if found:
+        return found
+    if keys:
+        hint = f"There is {', '.join(str(key.attempt) for key in keys[:8])}."
+        message = f"no attempt {attempt} of rollout {rollout_id!r} in the ledger"
+        raise ConfigError(message, code=Code.ROLLOUT_UNKNOWN, where="--attempt", hint=hint)
+    hint = did_you_mean(rollout_id, (key.rollout_id for key in store.attempts()))
+    raise ConfigError(f"no rollout {rollout_id!r} in the ledger", code=Code.ROLLOUT_UNKNOWN, where="ROLLOUT", hint=hint)
+
+
+def _write(document: dict[str, Any]) -> int:
+    from gristmill.cli.document import json_text
+
+    sys.stdout.write(json_text(document) + "\n")
+    return 0

@@ -1,0 +1,79 @@
+"""Where captures stand: the files and folders behind the paths of a command line.
+
+Invariant: every path gives at least one source, in the order given and then by name; what is passed over in a folder
+is counted, so that it can be said.
+
+A folder is a story (`capture.jsonl` in it), holds stories and files of capture lines, or else recorded exchanges.
+
+Not here: reading them (attempts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gristmill.cli.store import is_ledger
+
+__all__ = ["Kind", "Source", "size_bytes", "sources"]
+
+_STORY: Final = "capture.jsonl"
+_PASSED_OVER: Final = frozenset({".json", ".gristmill", ".db"})
+
+
+class Kind(Enum):
+    """What a source is read as."""
+
+    LEDGER = "ledger"
+    FILES = "files"
+
+
+class Source(NamedTuple):
+    """One ledger, or one file or folder of captured calls; `passed_over` counts files of its folder, told once."""
+
+    path: Path
+    kind: Kind = Kind.FILES
+    passed_over: int = 0
+
+
+def sources(paths: Iterable[Path]) -> Iterator[Source]:
+    """Give the sources behind paths."""
+    for path in paths:
+        if is_ledger(path):
+            yield Source(path, Kind.LEDGER)
+            continue
+        inside, passed_over = _inside(path)
+        if not inside:
+            yield Source(path)
+            continue
+        yield Source(inside[0], passed_over=passed_over)
+        yield from map(Source, inside[1:])
+
+
+def _inside(path: Path) -> tuple[list[Path], int]:
+    """Return the stories and files of lines in a folder that is none itself, and how many files are not read."""
+    try:
+        if not path.is_dir() or (path / _STORY).exists():
+            return [], 0
+        entries = sorted(path.iterdir())
+        inside = [entry for entry in entries if (entry / _STORY).is_file() or _is_lines(entry)]
+        return inside, sum(entry.suffix in _PASSED_OVER for entry in entries) if inside else 0
+    except OSError:
+        # Reading it will say why it cannot be read.
+        return [], 0
+
+
+def _is_lines(entry: Path) -> bool:
+    return entry.suffix == ".jsonl" and entry.is_file()
+
+
+def size_bytes(path: Path) -> int:
+    """Return the size of a file, or of the files in a folder."""
+    try:
+        files = path.iterdir() if path.is_dir() else (path,)
+        return sum(file.stat().st_size for file in files if file.is_file())
+    except OSError:
+        # It only serves a progress bar; reading will say what is wrong.
+        return 0

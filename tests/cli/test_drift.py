@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gristmill.demo import recordings
+from tests.cli.stories import Json, call, refused_story, returned, run, write_story
+
+
+def forked() -> list[Json]:
+    """Three turns: the second extends the first, the third does not begin with the second's tokens."""
+    return [
+        call("c1", "one", [1, 2, 3], [4, 5]),
+        call("c2", "two", [1, 2, 3, 4, 5, 6], [7], parent_call_id="c1"),
+        call("c3", "three", [1, 2, 9, 9, 9], [8], parent_call_id="c2", system_digest="s"),
+        call("t1", "title", [1, 5], [8], parent_call_id="c1"),
+        call("n1", "no ids", [1], [1], generation_token_ids=None),
+        call("n2", "child", [1, 1], [1], parent_call_id="n1"),
+    ]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_story(tmp_path / "a", forked(), returned("one", "two", "three"))
+
+
+def test_turns_by_cause_and_cost(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Forks cost rows and context; which, why and how much decides what to repair in a harness."""
+    ran = run(capsys, "drift", path)
+    assert ran.code == 0
+    lines = [line.split() for line in ran.out.splitlines()]
+    assert lines[1] == ["r", "0", "c3", "c2", "forked:", "unknown", "at", "2", "5"]
+    assert "2 selected turns in 1 rollouts: 1 exact, 1 forked, 0 unknown" in ran.out
+    assert ["unknown", "1", "5"] in lines
+    assert "2 rows: 4 trained tokens, 9 tokens of context" in ran.out
+    assert ran.err == f"next: gristmill show {path} r --call c3\n"
+
+
+def test_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The documented keys."""
+    told = run(capsys, "drift", path, "--json", "--all").json
+    assert set(told) == {"rollouts", "turns", "causes", "rows", "of", "bad_lines"}
+    assert told["turns"] == {"exact": 1, "forked": 1, "unknown": 0}
+    assert told["causes"] == {"unknown": {"turns": 1, "paid_again_tokens": 5}}
+    assert told["rows"] == {"rows": 2, "context_tokens": 9, "trained_tokens": 4}
+    [rollout] = told["rollouts"]
+    assert set(rollout) == {
+        *("rollout_id", "attempt", "outcome", "exact", "forked", "unknown", "causes", "paid_again_tokens", "turns"),
+    }
+    assert [turn["model_call_id"] for turn in rollout["turns"]] == ["c2", "c3"]
+    assert rollout["turns"][1] == {
+        "model_call_id": "c3",
+        "parent_call_id": "c2",
+        "relation": "forked",
+        "cause": "unknown",
+        "position": 2,
+        "paid_again_tokens": 5,
+    }
+    assert len(run(capsys, "drift", path, "--json").json["rollouts"][0]["turns"]) == 1
+
+
+def test_everything_captured(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How an engine and a harness drift does not depend on what is trained, rejected rollouts included."""
+    told = run(capsys, "drift", path, "--captured", "--json").json
+    assert (told["of"], told["rows"], told["rollouts"][0]["outcome"]) == ("captured", None, None)
+    assert told["turns"] == {"exact": 1, "forked": 2, "unknown": 1}
+    assert "tokens of its parent unknown" in run(capsys, "drift", path, "--captured").out
+    bad = refused_story(tmp_path / "b")
+    ran = run(capsys, "drift", bad)
+    assert "0 selected turns in 1 rollouts" in ran.out
+    assert "1 rejected rollouts have no selected turns" in ran.out
+    assert ran.err == ""
+    assert run(capsys, "drift", bad, "--json").json["rollouts"][0]["outcome"] == "rejected"
+    assert run(capsys, "drift", bad, "--captured", "--json").json["turns"]["exact"] == 2
+
+
+def test_a_restarted_rollout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next command must name the attempt that it means."""
+    calls = [{**line, "attempt": 2} for line in forked()]
+    assert "r --attempt 2 --call" in run(capsys, "drift", write_story(tmp_path, calls), "--captured").err
+
+
+def test_the_forks_of_the_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two commands that count forks differently would make both doubtful."""
+    captures = str(recordings())
+    run(capsys, "rows", captures, "--out", tmp_path / "rows")
+    manifest = json.loads((tmp_path / "rows" / "manifest.json").read_text())
+    told = run(capsys, "drift", captures, "--json").json
+    assert {cause: counted["turns"] for cause, counted in told["causes"].items()} == manifest["forks"]
+    assert told["rows"]["context_tokens"] == manifest["context_tokens"]
+    listed = run(capsys, "ls", captures, "--json").json
+    assert (listed["forks"], listed["context_tokens"]) == (manifest["forks"], manifest["context_tokens"])
+    assert told["rows"]["trained_tokens"] == manifest["funnel"]["trained_tokens"]
