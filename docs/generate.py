@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -163,6 +163,18 @@ def _time(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
+def _amount(name: str) -> Callable[[float], str]:
+    """Choose how to write the two figures of a benchmark: those of stored bytes are not seconds."""
+    return _bytes if name.startswith("bytes of ") else _time
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
 def results_table(results: Mapping[str, Any] | None) -> str:
     """Write the numbers of a benchmark run, or that there are none."""
     if results is None:
@@ -174,15 +186,14 @@ def results_table(results: Mapping[str, Any] | None) -> str:
         [
             one["benchmark"],
             one["name"],
-            _time(one["seconds"]),
-            _time(one["floor_seconds"]),
+            *(_amount(one["name"])(one[key]) for key in ("seconds", "floor_seconds")),
             f"{one['ratio']:.2f}",
             "" if one.get("target") is None else f"{one['target']:.2f}",
             "" if one.get("target") is None else ("yes" if one["ok"] else "no"),
         ]
         for one in results["results"]
     ]
-    headings = ["benchmark", "work", "time", "floor", "ratio", "target", "met"]
+    headings = ["benchmark", "work", "time or bytes", "floor", "ratio", "target", "met"]
     return "\n".join([head, "", *table(headings, rows)]).rstrip()
 
 

@@ -1,8 +1,9 @@
 """Console blocks: commands after `$ `, continued after `> `, each followed by what it prints.
 
 What a command prints is standard output and standard error in order. Lines of more than 118 columns are wrapped as a
-terminal would; a line that is only `…` stands for any number of lines. A command that fails must be followed by
-`$ echo $?`. `python -m tests.docs.console PAGE…` fills in what commands print; read the difference before keeping it.
+terminal would; a line that is only `…` stands for any number of lines, and a date with a time for any other. A command
+that fails must be followed by `$ echo $?`. `python -m tests.docs.console PAGE…` fills in what commands print; read the
+difference before keeping it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tests.docs.pages import ROOT, Fence, fences, pages
 
 WIDTH = 118
 ELISION = "…"
+_TIME = re.compile(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b")
 _PROGRAM = "import sys; from gristmill.cli import main; sys.exit(main())"
 _END = "\x1e"
 
@@ -107,11 +109,15 @@ def wrapped(text: str) -> list[str]:
 
 
 def matches(expected: Sequence[str], got: Sequence[str]) -> bool:
-    """Compare given output with real output; a line `…` stands for any lines."""
+    """Compare given output with real output; a line `…` stands for any lines, a time for any other time."""
     pattern = "".join(
-        r"(?:.*\n)*" if line.strip() == ELISION else re.escape(line.rstrip()) + r"\n" for line in expected
+        r"(?:.*\n)*" if line.strip() == ELISION else re.escape(_timeless(line.rstrip())) + r"\n" for line in expected
     )
-    return re.fullmatch(pattern, "".join(f"{line}\n" for line in got)) is not None
+    return re.fullmatch(pattern, "".join(f"{_timeless(line)}\n" for line in got)) is not None
+
+
+def _timeless(line: str) -> str:
+    return _TIME.sub("(time)", line)
 
 
 def trimmed(lines: Sequence[str]) -> list[str]:

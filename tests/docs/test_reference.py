@@ -16,6 +16,7 @@ import pytest
 from gristmill.cli import main
 from gristmill.cli.app import COMMANDS
 from gristmill.errors import CODE_MEANINGS, Code
+from gristmill.ledger import SqliteLedger
 from tests.cli.stories import good_story, refused_story, story, write_story
 from tests.docs.pages import ROOT, anchors, prose
 
@@ -48,10 +49,12 @@ def test_benchmark_results_become_a_table() -> None:
     """Numbers that are copied by hand are wrong by the next run."""
     result = {"benchmark": "rows", "name": "work | more", "seconds": 0.0012, "floor_seconds": 4e-7, "ratio": 3000.0}
     machine = {"python": "3.11.9", "system": "Linux x86_64", "cpus": 2}
-    results = {"machine": machine, "quick": True, "results": [{**result, "target": 2.5, "ok": False}]}
+    stored = {"benchmark": "ledger", "name": "bytes of tokens", "seconds": 5e4, "floor_seconds": 400.0, "ratio": 125.0}
+    results = {"machine": machine, "quick": True, "results": [{**result, "target": 2.5, "ok": False}, stored]}
     table = _generator().results_table(results)
     assert "--quick" in table
     assert r"| rows | work \| more | 1.2 ms | 400 ns | 3000.00 | 2.50 | no |" in table
+    assert "| ledger | bytes of tokens | 50 kB | 400 B | 125.00 |  |  |" in table
 
 
 def test_every_code_is_documented() -> None:
@@ -99,10 +102,12 @@ def _sections() -> dict[str, dict[str, _Key]]:
 SECTIONS = _sections()
 
 
-def _undocumented(value: Any, section: str, path: str = "") -> Iterator[str]:
-    keys = SECTIONS[section]
+def _undocumented(value: Any, section: str, path: str = "", *, keys: dict[str, _Key] | None = None) -> Iterator[str]:
+    keys = SECTIONS[section] if keys is None else keys
     known = keys.get(path)
     if known is not None and known.anything:
+        return
+    if known is not None and known.section is not None and value is None:
         return
     if known is not None and known.section is not None and not isinstance(value, dict):
         yield f"{section}: {path} is {value!r}"
@@ -116,12 +121,12 @@ def _undocumented(value: Any, section: str, path: str = "") -> Iterator[str]:
             if not _is_known(keys, inner):
                 inner = f"{path}.*" if path else "*"
             if _is_known(keys, inner):
-                yield from _undocumented(one, section, inner)
+                yield from _undocumented(one, section, inner, keys=keys)
             else:
                 yield f"{section}: {path}.{name}"
     elif isinstance(value, list):
         for one in value:
-            yield from _undocumented(one, section, f"{path}[]")
+            yield from _undocumented(one, section, f"{path}[]", keys=keys)
     elif known is None and value is not None:
         yield f"{section}: {path} is {value!r}"
 
@@ -166,15 +171,28 @@ def test_every_json_key_is_documented(
             (["select", captures, "--policy", "all_captured"], "document-of-select"),
             (["select", captures, "--policy", "final_context"], "document-of-select"),
             (["explain", captures], "document-of-explain"),
+            (["ls", captures], "document-of-ls"),
+            (["ls", captures, "--no-verdicts"], "document-of-ls"),
+            (["show", captures], "document-of-show"),
+            (["diff", captures, "--against", "all_captured", "--all"], "document-of-diff"),
+            (["drift", captures, "--all"], "document-of-drift"),
+            (["drift", captures, "--captured", "--all"], "document-of-drift"),
+            (["export", captures, "--to", "parquet", "--out", tmp_path / f"parquet{number}"], "document-of-export"),
+            (["export", captures, "--to", "messages", "--out", tmp_path / f"chat{number}"], "document-of-export"),
+            (["import", captures, "--into", tmp_path / f"{number}.gristmill"], "document-of-import"),
             (["rows", captures], "document-of-rows"),
             (["rows", captures, "--out", folder], "document-of-rows-with-a-folder"),
             (["verify", captures, folder], "document-of-verify"),
         ):
             told = _json_of(capsys, *arguments)
             missing.update(_undocumented(told, _kind(told, section)))
-        rejected = folder / "rejected.jsonl"
-        for line in rejected.read_text(encoding="utf-8").splitlines() if rejected.exists() else ():
-            missing.update(_undocumented(json.loads(line), "line-of-rejectedjsonl"))
+        for lines, section in (
+            (folder / "rejected.jsonl", "line-of-rejectedjsonl"),
+            (folder / "rows.jsonl", "row"),
+            (tmp_path / f"chat{number}" / "messages.jsonl", "line-of-messagesjsonl"),
+        ):
+            for line in lines.read_text(encoding="utf-8").splitlines() if lines.exists() else ():
+                missing.update(_undocumented(json.loads(line), section))
     assert not missing
 
 
@@ -190,13 +208,35 @@ def test_keys_of_single_documents_are_documented(tmp_path: Path, capsys: pytest.
     captures = tmp_path / "demo" / "captures"
     told = _json_of(capsys, "explain", captures / "mend-the-mill", "c06")
     missing += _undocumented(told, "document-of-explain-with-a-call")
-    rows = (tmp_path / "demo" / "rows" / "rows.jsonl").read_text(encoding="utf-8")
+    told = _json_of(capsys, "show", captures / "mend-the-mill", "--call", "c03")
+    calls = SECTIONS["call-of-show"] | SECTIONS["document-of-show-with-a-call"]
+    missing += _undocumented(told, "document-of-show-with-a-call", keys=calls)
+    folder = tmp_path / "rows"
+    _json_of(capsys, "rows", captures, "--out", folder)
+    rows = (folder / "rows.jsonl").read_text(encoding="utf-8")
     changed = rows.replace('"loss_mask":[0,', '"loss_mask":[1,')
-    (tmp_path / "demo" / "rows" / "rows.jsonl").write_text(changed, encoding="utf-8")
-    told = _json_of(capsys, "verify", captures, tmp_path / "demo" / "rows")
+    (folder / "rows.jsonl").write_text(changed, encoding="utf-8")
+    told = _json_of(capsys, "verify", captures, folder)
     assert told["findings"]
     missing += _undocumented(told, "document-of-verify")
     missing += _undocumented(_json_of(capsys, "select", tmp_path / "nothing"), "error")
+    assert not missing
+
+
+def test_keys_of_ledger_commands_are_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever looks after a ledger does it with a script."""
+    ledger = tmp_path / "run.gristmill"
+    _json_of(capsys, "import", RECORDINGS, "--into", ledger)
+    with SqliteLedger(ledger):
+        told = _json_of(capsys, "ledger", "info", ledger)
+    assert told["writer"]
+    missing = list(_undocumented(told, "document-of-ledger-info"))
+    missing += _undocumented(_json_of(capsys, "ledger", "migrate", ledger), "document-of-ledger-migrate")
+    told = _json_of(capsys, "ledger", "freeze", ledger, "two-tries")
+    missing += _undocumented(told, "document-of-ledger-freeze")
+    snapshot = told["frozen"][0]["snapshot_id"]
+    told = _json_of(capsys, "ledger", "retire", ledger, "two-tries", "--snapshot", snapshot)
+    missing += _undocumented(told, "document-of-ledger-retire")
     assert not missing
 
 

@@ -116,6 +116,8 @@ def test_every_make_target_exists() -> None:
         (["a"], ["a", "b"], False),
         (["a…"], ["ab"], False),
         ([], ["a"], False),
+        (["at 2026-01-02 03:04:05"], ["at 2027-02-03 04:05:06"], True),
+        (["at 2026-01-02 03:04:05"], ["at noon"], False),
     ],
 )
 def test_output_is_compared_line_by_line(expected: list[str], got: list[str], same: bool) -> None:

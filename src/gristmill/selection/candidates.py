@@ -289,7 +289,7 @@ class Matcher:
     def _undecided(self, index: int) -> SelectionError:
         return SelectionError(
             Code.MATCH_UNDECIDED,
-            f"expected at most {_SLICES_PER_ITEM} lengths of calls that begin alike, got more",
+            f"expected calls that begin alike to end at {_SLICES_PER_ITEM} places at most, got more",
             where=self.history.where(index),
             evidence={"item_index": index},
         )
@@ -311,6 +311,8 @@ class Matcher:
                     calls = self._allowed(index, item + 1, content, calls)
                     if calls:
                         found.append(Option(item + 1, calls))
+                        if len(found) > _SLICES_PER_ITEM:
+                            raise self._undecided(index)
         return found
 
     def _empty_content(self, view: _View) -> tuple[Any, ...]:
@@ -330,6 +332,13 @@ class Matcher:
         if self._native:
             calls = self._inside_envelope(index, calls)
         if self.options.renamed_call_ids:
+            if len(calls) > _SLICES_PER_ITEM:
+                raise SelectionError(
+                    Code.MATCH_UNDECIDED,
+                    f"expected at most {_SLICES_PER_ITEM} calls that differ in nothing but renamed ids, got {len(calls)}",
+                    where=self.history.where(index),
+                    evidence={"item_index": index},
+                )
             kept = [call for call in calls if self.renames(index, end, call) is not None]
             calls = calls if len(kept) == len(calls) else kept
         return calls

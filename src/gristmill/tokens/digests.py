@@ -67,9 +67,7 @@ def logprobs_digest(logprobs_T: Float32Array) -> str:
     return digest.hexdigest()
 
 
-def chain_digest(
-    base: str | None, lengths: tuple[int, int, int], sequence: str, logprobs: str, extras: Extras
-) -> str:
+def chain_digest(base: str | None, lengths: tuple[int, int, int], sequence: str, logprobs: str, extras: Extras) -> str:
     """Digest one link: the base's chain digest, (prompt, prev, cum) lengths, both digests and the extras."""
     digest = sha256(f"gristmill-chain-1\n{base} {lengths} {sequence} {logprobs}\n".encode())
     for name in sorted(extras):
