@@ -157,11 +157,17 @@ def test_a_ledger_into_a_ledger(tmp_path: Path, ledger: Path, capsys: pytest.Cap
     assert (ran.code, "is in both" in ran.err) == (2, True)
 
 
-def test_sizes_of_what_is_not_there(tmp_path: Path) -> None:
+def test_sizes_of_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A progress bar must not be what an import fails of."""
     assert size_bytes(tmp_path / "none") == 0
     (tmp_path / "f").write_text("abc")
     assert size_bytes(tmp_path) == size_bytes(tmp_path / "f") == 3
+
+    def forbidden(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    assert size_bytes(tmp_path) == 0
 
 
 def test_only_some(tmp_path: Path, ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:

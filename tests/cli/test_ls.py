@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -225,8 +226,15 @@ def test_on_a_terminal(captures: Path, capsys: pytest.CaptureFixture[str], monke
     assert "├── " in run(capsys, "show", captures, "a").out
 
 
-def test_work_of_another_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What other processes do is the same as what this one does."""
+def test_work_of_another_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other processes do is the same as what this one does; an interrupt is not theirs to handle."""
+    handled: list[tuple[int, object]] = []
+    monkeypatch.setattr(signal, "signal", lambda *given: handled.append(given))
+    gristmill.cli.work._ignore_interrupts()
+    assert handled == [(signal.SIGINT, signal.SIG_IGN)]
+    monkeypatch.undo()
     from gristmill.cli.attempts import Captures
     from gristmill.cli.choice import Choice
     from gristmill.cli.ls import ListJob

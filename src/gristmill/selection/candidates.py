@@ -335,7 +335,7 @@ class Matcher:
             if len(calls) > _SLICES_PER_ITEM:
                 raise SelectionError(
                     Code.MATCH_UNDECIDED,
-                    f"expected at most {_SLICES_PER_ITEM} calls that differ in nothing but renamed ids, got {len(calls)}",
+                    f"expected at most {_SLICES_PER_ITEM} calls that differ only in renamed ids, got {len(calls)}",
                     where=self.history.where(index),
                     evidence={"item_index": index},
                 )
