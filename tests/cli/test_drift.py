@@ -31,8 +31,8 @@ def test_turns_by_cause_and_cost(path: Path, capsys: pytest.CaptureFixture[str])
     ran = run(capsys, "drift", path)
     assert ran.code == 0
     lines = [line.split() for line in ran.out.splitlines()]
-    assert lines[1] == ["r", "0", "c3", "c2", "forked:", "unknown", "at", "2", "5"]
-    assert "2 selected turns in 1 rollouts: 1 exact, 1 forked, 0 unknown" in ran.out
+    assert lines[1] == ["r", "0", "c3", "c2", "5", "forked:", "unknown", "at", "2"]
+    assert "2 selected turns in 1 rollout: 1 exact, 1 forked, 0 unknown" in ran.out
     assert ["unknown", "1", "5"] in lines
     assert "2 rows: 4 trained tokens, 9 tokens of context" in ran.out
     assert ran.err == f"next: gristmill show {path} r --call c3\n"
@@ -69,8 +69,8 @@ def test_everything_captured(path: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "tokens of its parent unknown" in run(capsys, "drift", path, "--captured").out
     bad = refused_story(tmp_path / "b")
     ran = run(capsys, "drift", bad)
-    assert "0 selected turns in 1 rollouts" in ran.out
-    assert "1 rejected rollouts have no selected turns" in ran.out
+    assert "0 selected turns in 1 rollout:" in ran.out
+    assert "1 rejected rollout has no selected turns" in ran.out
     assert ran.err == ""
     assert run(capsys, "drift", bad, "--json").json["rollouts"][0]["outcome"] == "rejected"
     assert run(capsys, "drift", bad, "--captured", "--json").json["turns"]["exact"] == 2

@@ -180,8 +180,22 @@ def test_many_remarks_are_summed_up(tmp_path: Path, capsys: pytest.CaptureFixtur
         call(f"y{number}", f"aside {number}", [9], [9], mystery=1) for number in range(12)
     ]
     ran = run(capsys, "select", write_story(tmp_path, calls, returned(*TWO_TURNS)))
-    assert ran.err.count("unknown keys: mystery") == 10
-    assert "note: 5 more of these" in ran.err
+    assert ran.err.count("mystery") == 1
+    assert "note: unknown key 'mystery' on 15 lines, first at " in ran.err
+    strange = [{**line, **{f"mystery-{number}": 1 for number in range(12)}} for line in story()]
+    ran = run(capsys, "select", write_story(tmp_path, strange, returned(*TWO_TURNS)))
+    assert ran.err.count("note: unknown key ") == 10
+    assert "note: 2 more unknown keys\n" in ran.err
+
+
+def test_a_misspelt_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reply under a misspelt key is lost: the note must lead to it."""
+    calls = [{**line, "output_itmes": []} for line in story()]
+    ran = run(capsys, "select", write_story(tmp_path, calls, returned(*TWO_TURNS)))
+    [note] = [line for line in ran.err.splitlines() if line.startswith("note: ")]
+    assert (
+        note == f"note: unknown key 'output_itmes' on 3 lines, first at {tmp_path} line 1; did you mean output_items?"
+    )
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "folder", "exchange", "array"])

@@ -163,7 +163,17 @@ def test_on_a_terminal(wide: Path) -> None:
     assert "│   ├── ○ b1" in text
     listed = re.sub(r"\x1b\[[0-9;]*m", "", terminal_output(["ls", str(wide)], COLUMNS="60"))
     assert all(len(line) <= 60 for line in listed.split("\r\n")[:2])
-    assert "…" in listed.split("\r\n")[1]
+    assert listed.split("\r\n")[0].split() == [
+        "rollout",
+        "state",
+        "verdict",
+        "reward",
+        "calls",
+        "lost",
+        "tokens",
+        "rows",
+    ]
+    assert "note: the terminal is too narrow for attempt, group, models, time" in listed
     assert "forked: unknown at 1" in terminal_output(["drift", str(wide)], COLUMNS="120")
 
 

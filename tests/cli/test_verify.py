@@ -61,7 +61,7 @@ def test_what_was_made_is_proved(made: Path, capsys: pytest.CaptureFixture[str])
     assert ran.json["checked"] == {"rollouts": 2, "calls": 6, "rows": 1, "manifest": True}
     assert ran.json["funnel"]["trained_tokens"] == 4
     told = run(capsys, "verify", made / "in", made / "out")
-    assert "checked 2 rollouts, 6 calls, 1 rows and their manifest: nothing found" in told.out
+    assert "checked 2 rollouts, 6 calls, 1 row and their manifest: nothing found" in told.out
     alone = run(capsys, "verify", made / "in")
     assert (alone.code, "checked 2 rollouts, 6 calls: nothing found" in alone.out) == (0, True)
 

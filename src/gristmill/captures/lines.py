@@ -9,6 +9,7 @@ The format is documented in docs/reference/capture-format.md. Not here: opening 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import NamedTuple, cast
@@ -31,9 +32,11 @@ __all__ = [
     "CapturedRollout",
     "Document",
     "Note",
+    "nearest_key",
     "read_documents",
     "read_lines",
     "read_result",
+    "unknown_keys",
 ]
 
 DEFAULT_ROLLOUT = "rollout"
@@ -49,11 +52,26 @@ _KEYS = {
 }
 
 
+_EVERY_KEY: frozenset[str] = frozenset[str]().union(*_KEYS.values())
+_UNKNOWN = "unknown keys: "
+
+
 class Note(msgspec.Struct, frozen=True):
     """Something that was tolerated, and where."""
 
     where: str
     message: str
+
+
+def unknown_keys(note: Note) -> list[str]:
+    """Give the keys that a note says are unknown; none where it is about something else."""
+    return note.message.removeprefix(_UNKNOWN).split(", ") if note.message.startswith(_UNKNOWN) else []
+
+
+def nearest_key(key: str) -> str:
+    """Give the key of a line that was probably meant; empty where none is near, or it is one of another kind."""
+    near = [] if key in _EVERY_KEY else difflib.get_close_matches(key, sorted(_EVERY_KEY), n=1)
+    return near[0] if near else ""
 
 
 class CapturedRollout(NamedTuple):
@@ -187,12 +205,18 @@ class _Reader:
         elif kind == "delivery":
             attempt.deliveries.append((where, _call_id(line), _state(line)))
         else:
+            if "result" not in line:
+                raise DecodeError(
+                    "expected the key `result`, got a line of kind result without it",
+                    where=f"{where} $.result",
+                    hint='what the harness handed back goes under it: {"kind": "result", "result": {…}, "reward": 1.0}',
+                )
             if attempt.result is not None:
                 raise Unexpected("one result for each attempt", "a second one", "$")
             attempt.result = _result_of_line(line)
         unknown = [encodable(key) for key in line if key not in _KEYS[kind]]
         if unknown:
-            self.notes.append(Note(where, f"unknown keys: {', '.join(unknown)}"))
+            self.notes.append(Note(where, f"{_UNKNOWN}{', '.join(unknown)}"))
 
     def finish(self) -> CaptureFile:
         rollouts: dict[tuple[str, int], CapturedRollout] = {}
@@ -256,8 +280,6 @@ def read_result(data: bytes) -> Result:
 
 
 def _result_of_line(line: JsonObject) -> Result:
-    if "result" not in line:
-        raise Unexpected("the harness's result", "nothing", "$.result")
     value = line["result"]
     inner = cast(JsonObject, value) if isinstance(value, dict) else {}
     return _result(value, {**inner, **line})

@@ -149,6 +149,8 @@ def _invoke(given: list[str]) -> int | Failure:
     except click.ClickException as error:
         return usage_failure(error)
     except (GristmillError, OSError) as error:
+        if os.environ.get(_DEBUG) == "1" and error.__cause__ is not None:
+            traceback.print_exc()
         return failure_of(error)
     except (Exception, SystemExit) as error:  # noqa: BLE001  the named boundary: a bug becomes one line and a code
         if os.environ.get(_DEBUG) == "1":

@@ -8,9 +8,10 @@ Not here: what commands do with an attempt, where captures stand (sources), the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,6 +32,7 @@ __all__ = ["STATES", "Attempt", "Captures", "paths_and_name", "takes_captures"]
 STATES: Final = ("open", "finished", "frozen", "abandoned")
 _FROZEN: Final = "frozen"
 _MOST_REMARKS: Final = 10
+_MOST_UNKNOWN: Final = 1000
 
 
 class Attempt(NamedTuple):
@@ -51,6 +53,14 @@ class Attempt(NamedTuple):
     summary: Summary | None = None
     has_result: bool = True
     share_bytes: int = 0
+
+
+class _Unknown(msgspec.Struct):
+    """A key that no line of its kind has: where it came first, what was probably meant, and on how many lines it is."""
+
+    where: str
+    meant: str
+    lines: int = 1
 
 
 class Captures(msgspec.Struct):
@@ -81,11 +91,25 @@ class Captures(msgspec.Struct):
     bad_word: str = "skipped"
     bad_lines: list[dict[str, str]] = []
     remarks: int = 0
+    unknown: dict[tuple[str, str], _Unknown] = {}
 
     @property
     def whole(self) -> bool:
         """Whether every attempt of the paths is read."""
         return (self.rollout, self.attempt, self.group, self.state) == (None, None, None, None)
+
+    def reading(self) -> list[str]:
+        """Write how the paths are read as it is given on a command line."""
+        result = [] if self.result is None else ["--result", str(self.result)]
+        return [*result, *(["--skip-bad"] if self.skip_bad else [])]
+
+    def arguments(self) -> list[str]:
+        """Write everything but the paths as it is given on a command line."""
+        written: list[str] = []
+        for name in ("rollout", "attempt", "group", "state"):
+            value = getattr(self, name)
+            written += [] if value is None else [f"--{name}", str(value)]
+        return [*written, *self.reading()]
 
     def __iter__(self) -> Iterator[Attempt]:
         """Read attempt by attempt.
@@ -99,19 +123,21 @@ class Captures(msgspec.Struct):
         seen: dict[tuple[str, int], Path] = {}
         known: dict[str, set[int]] = {}
         read = found = False
-        for source in places:
-            attempts = self._stored(source, known) if source.kind is Kind.LEDGER else self._filed(source, known)
-            for attempt in attempts:
-                read = True
-                key = (attempt.capture.rollout_id, attempt.capture.attempt)
-                if len(places) > 1:
-                    if key in seen:
-                        raise _twice(key, seen[key], source.path)
-                    seen[key] = source.path
-                if self._wants(attempt):
-                    found = True
-                    yield attempt
-        self.tell_unsaid()
+        try:
+            for source in places:
+                attempts = self._stored(source, known) if source.kind is Kind.LEDGER else self._filed(source, known)
+                for attempt in attempts:
+                    read = True
+                    key = (attempt.capture.rollout_id, attempt.capture.attempt)
+                    if len(places) > 1:
+                        if key in seen:
+                            raise _twice(key, seen[key], source.path)
+                        seen[key] = source.path
+                    if self._wants(attempt):
+                        found = True
+                        yield attempt
+        finally:
+            self._tell_unsaid()
         if not read and not known:
             raise DecodeError("expected a captured call, got none", where=", ".join(map(str, self.paths)))
         if not found:
@@ -122,7 +148,10 @@ class Captures(msgspec.Struct):
 
         Raises:
             ConfigError: `--result` with several of them, or a result.json that may belong to any of several files.
+            DecodeError: a path is something else that Gristmill writes.
         """
+        for path in self.paths:
+            refuse_other(path)
         places = list(sources(self.paths))
         stored = any(place.kind is Kind.LEDGER for place in places)
         if self.result is not None and (stored or len(places) != 1):
@@ -224,20 +253,28 @@ class Captures(msgspec.Struct):
         if source.passed_over:
             told = f"{source.passed_over} file(s) beside the captures are not read"
             self._remark("note", f"{source.path.parent}: {told}")
-        stream = CaptureStream(source.path, result=self.result, skip_bad=self.skip_bad)
+        with _with_hint(self.skip_bad):
+            stream = CaptureStream(source.path, result=self.result, skip_bad=self.skip_bad)
         if not self.whole:
             for rollout_id, number in stream.keys:
                 known.setdefault(rollout_id, set()).add(number)
         share_bytes = size_bytes(source.path) // max(len(stream.keys), 1)
-        for part in stream.parts(self._wanted_key):
-            self._tell(part, source)
-            for key, (capture, result) in part.rollouts.items():
-                if self._wanted_key(key):
-                    yield Attempt(source.path, capture, result or Result(), None, result is not None, share_bytes)
+        with _with_hint(self.skip_bad):
+            for part in stream.parts(self._wanted_key):
+                self._tell(part, source)
+                for key, (capture, result) in part.rollouts.items():
+                    if self._wanted_key(key):
+                        yield Attempt(source.path, capture, result or Result(), None, result is not None, share_bytes)
 
     def _tell(self, part: CaptureFile, source: Source) -> None:
+        from gristmill.captures.lines import unknown_keys
+
         for note in part.notes:
-            self._remark("note", f"{note.where}: {note.message}")
+            keys = unknown_keys(note)
+            if keys:
+                self._count_unknown(note.where, keys, source)
+            else:
+                self._remark("note", f"{note.where}: {note.message}")
         for error in part.bad_lines:
             self.bad_lines.append({"where": error.where or str(source.path), "message": error.message})
             self._remark("warning", f"{self.bad_word} {error.where}: {error.message}")
@@ -249,12 +286,66 @@ class Captures(msgspec.Struct):
         if self.remarks <= _MOST_REMARKS:
             remark(kind, text)
 
-    def tell_unsaid(self) -> None:
-        """Say how many remarks were left out."""
+    def _count_unknown(self, where: str, keys: Iterable[str], source: Source) -> None:
+        """Count the keys that no line of this kind has, to tell each of them once."""
+        from gristmill.captures.lines import nearest_key
+
+        for key in keys:
+            found = self.unknown.get((str(source.path), key))
+            if found is not None:
+                found.lines += 1
+            elif len(self.unknown) < _MOST_UNKNOWN:
+                place = where if str(source.path) in where else f"{source.path} {where}"
+                self.unknown[str(source.path), key] = _Unknown(place, nearest_key(key))
+
+    def _tell_unsaid(self) -> None:
+        """Say how many remarks were left out, and which keys of lines are not known."""
+        from gristmill.cli.plural import counted
         from gristmill.cli.screen import remark
 
         if self.remarks > _MOST_REMARKS:
             remark("note", f"{self.remarks - _MOST_REMARKS} more of these")
+        for number, ((_, key), found) in enumerate(self.unknown.items()):
+            if number == _MOST_REMARKS:
+                remark("note", f"{counted(len(self.unknown) - number, 'more unknown key')}")
+                break
+            meant = f"; did you mean {found.meant}?" if found.meant else ""
+            on = f"on {counted(found.lines, 'line')}, first at {found.where}"
+            remark("note", f"unknown key {key!r} {on}{meant}")
+        self.remarks = 0
+        self.unknown = {}
+
+
+@contextlib.contextmanager
+def _with_hint(skip_bad: bool) -> Generator[None]:
+    """Say of a line that cannot be read how it is passed over."""
+    try:
+        yield
+    except DecodeError as error:
+        if not skip_bad and error.code is Code.FILE_MALFORMED and "line " in (error.where or "") and not error.hint:
+            error.hint = "--skip-bad passes over bad lines"
+        raise
+
+
+def refuse_other(path: Path) -> None:
+    """Refuse what Gristmill wrote but is no capture.
+
+    Raises:
+        DecodeError: the path is a folder of rows, or the lock file of a ledger.
+    """
+    if (path / "manifest.json").is_file() and not (path / "capture.jsonl").exists():
+        if (path / "rejected.jsonl").is_file():
+            raise DecodeError(
+                f"expected captures, {path} holds training data",
+                where=str(path),
+                hint="this is an export folder; name the captures first",
+            )
+    elif path.suffix == ".lock" and path.with_suffix("").is_file():
+        raise DecodeError(
+            f"expected captures, {path} is the lock file of a ledger",
+            where=str(path),
+            hint=f"name the ledger: {path.with_suffix('')}",
+        )
 
 
 def _twice(key: tuple[str, int], first: Path, second: Path) -> ConfigError:

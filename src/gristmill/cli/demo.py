@@ -146,7 +146,7 @@ def _run(out: Path) -> _Done:
     manifest = write_export(captures, choices[0], "parquet", out / "rows", mode=RowMode.MERGED)
     tally, checked = Tally(), Checked(manifest=True)
     found = list(findings(captures, choices[0], FolderCheck(out / "rows"), tally, checked))
-    told = f"{checked.rollouts} rollouts, {checked.calls} calls, {checked.rows} rows and their manifest"
+    told = checked.text()
     losses = loss_lines(manifest)
     return _Done(
         imported, selections, comparison, flips[_SHOWN], explanation, manifest, losses, found, tally.funnel, told
@@ -190,13 +190,15 @@ def _tell(out: Path, done: _Done) -> None:
     import shlex
 
     from gristmill.cli.diff import show_compared, show_table
+    from gristmill.cli.plural import counted
     from gristmill.cli.rows import counts_text
-    from gristmill.cli.screen import remark, show, words
+    from gristmill.cli.screen import remark, show, show_whole, words
 
     imported = done.imported
     show(words(f"Gristmill on {imported.added} agent rollouts recorded from a real engine"), "")
     _head("1 import", "captured calls, with the tokens as the engine sampled them, into a ledger")
-    show(words(f"{out / _LEDGER}  {imported.added} rollouts, {imported.calls} calls"), "")
+    told = f"{counted(imported.added, 'rollout')}, {counted(imported.calls, 'call')}"
+    show_whole(words(f"{out / _LEDGER}  {told}"), "")
     _head("2 select", "which captured calls earned the reward, proved from what the harness returned")
     _tell_selections(done.selections)
     _head("3 diff", "what another policy would decide")
@@ -206,17 +208,27 @@ def _tell(out: Path, done: _Done) -> None:
     _head("4 explain", f"why the retry {_RETRY}, whose answer was thrown away, is not trained")
     show(words(done.explanation.text), "")
     _head("5 export", "every selected token once, on the context and with the log-probability it was sampled with")
-    show(*(words(f"{out / 'rows' / entry.name}  {entry.rows} records") for entry in done.manifest.files))
+    for entry in done.manifest.files:
+        show_whole(words(f"{out / 'rows' / entry.name}  {counted(entry.rows, 'record')}"))
     show(*(words(f"loss report: {loss}", "dim") for loss in done.losses), "")
     _head("6 verify", "rows, manifest and ledger, each proved against the others")
     for finding in done.findings:
         show(words(f"{finding.code} at {finding.where}: {finding.message}", "red"))
-    told = f"{len(done.findings)} findings" if done.findings else "nothing found"
+    told = counted(len(done.findings), "finding") if done.findings else "nothing found"
     show(words(f"checked {done.checked}: {told}"), "")
     counts = counts_text(done.funnel, done.manifest.forks, done.manifest.rejected)
     show(*(words(line, "bold" if number == 0 else "") for number, line in enumerate(counts)))
-    show(words(f"files: {out / 'captures'}, {out / _LEDGER}, {out / 'rows'}"))
-    remark("next", shlex.join(["gristmill", "show", str(out / _LEDGER), _SHOWN]))
+    show_whole(words(f"files: {out / 'captures'}, {out / _LEDGER}, {out / 'rows'}"))
+    remark("next", shlex.join([_program(), "show", str(out / _LEDGER), _SHOWN]))
+
+
+def _program() -> str:
+    """Give the command as it can be given again: where it is not on the PATH, as it was started."""
+    started = Path(sys.argv[0])
+    if shutil.which("gristmill") is not None or started.name != "gristmill" or not started.is_file():
+        return "gristmill"
+    here = Path.cwd()
+    return str(started.relative_to(here) if started.is_relative_to(here) else started)
 
 
 def _tell_selections(selections: list[Selected]) -> None:

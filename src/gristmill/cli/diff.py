@@ -212,8 +212,15 @@ def _write_text(captures: Captures, choices: tuple[Choice, Choice], everything: 
     show_table(choices, comparison)
     if first is not None:
         compared, attempt = first
-        which = ["--rollout", compared.rollout_id, *(["--attempt", str(compared.attempt)] if compared.attempt else [])]
-        arguments = [str(attempt.source), compared.flips[0].model_call_id, *which, *choices[0].arguments()]
+        numbered = compared.attempt or captures.attempt is not None
+        which = ["--rollout", compared.rollout_id, *(["--attempt", str(compared.attempt)] if numbered else [])]
+        arguments = [
+            str(attempt.source),
+            compared.flips[0].model_call_id,
+            *which,
+            *captures.reading(),
+            *choices[0].arguments(),
+        ]
         remark("next", shlex.join(["gristmill", "explain", *arguments]))
 
 

@@ -89,7 +89,7 @@ def command(*, captures: Captures, choice: Choice, captured: bool, everything: b
     if as_json:
         _write_json(captures, drifts, run, captured, everything)
     else:
-        _write_text(captures, drifts, run, captured, everything)
+        _write_text(captures, drifts, run, choice, captured, everything)
     return 0
 
 
@@ -162,15 +162,20 @@ def _drift_json(drift: Drift, everything: bool) -> dict[str, Any]:
     }
 
 
-def _write_text(captures: Captures, drifts: Iterator[Drift], run: _Run, captured: bool, everything: bool) -> None:
+def _write_text(
+    captures: Captures, drifts: Iterator[Drift], run: _Run, choice: Choice, captured: bool, everything: bool
+) -> None:
     import shlex
 
     from gristmill.cli.certificates import turn_text
     from gristmill.cli.listing import Listing
+    from gristmill.cli.plural import counted
     from gristmill.cli.screen import columns, remark, show, words
 
     listing = Listing(
-        ("rollout", "attempt", "call", "continues", "turn", "paid again"), right=("attempt", "paid again")
+        ("rollout", "attempt", "call", "continues", "paid again", "turn"),
+        right=("attempt", "paid again"),
+        optional=("attempt", "continues", "rollout"),
     )
     suggestion = ""
     for drift in drifts:
@@ -178,25 +183,26 @@ def _write_text(captures: Captures, drifts: Iterator[Drift], run: _Run, captured
             certificate = turn.certificate
             style = "yellow" if certificate.relation == "forked" else "dim"
             named = (drift.rollout_id, str(drift.attempt), turn.model_call_id, certificate.parent_call_id)
-            listing.add((*named, turn_text(certificate), str(turn.paid_again_tokens)), ("", "", "", "", style))
+            listing.add((*named, str(turn.paid_again_tokens), turn_text(certificate)), ("", "", "", "", "", style))
             which = [drift.rollout_id, *(["--attempt", str(drift.attempt)] if drift.attempt else [])]
             told = ["gristmill", "show", *map(str, captures.paths), *which, "--call", turn.model_call_id]
-            suggestion = suggestion or shlex.join(told)
-    listing.flush()
+            suggestion = suggestion or shlex.join([*told, *captures.reading(), *choice.arguments()])
+    listing.finish()
     show("")
     turns = sum(run.relations.values())
     of = "captured" if captured else "selected"
     counts = ", ".join(f"{count:,} {relation}" for relation, count in run.relations.items())
-    show(words(f"{turns:,} {of} turns in {run.rollouts:,} rollouts: {counts}", "bold"))
+    show(words(f"{counted(turns, f'{of} turn')} in {counted(run.rollouts, 'rollout')}: {counts}", "bold"))
     if run.rejected:
-        show(words(f"{run.rejected:,} rejected rollouts have no selected turns"))
+        have = "has" if run.rejected == 1 else "have"
+        show(words(f"{counted(run.rejected, 'rejected rollout')} {have} no selected turns"))
     if run.causes:
         table = columns(("cause", "turns", "context tokens paid again"), right=("turns", "context tokens paid again"))
         for cause, count in sorted(run.causes.items()):
             table.add_row(words(cause), words(f"{count:,}"), words(f"{run.paid[cause]:,}"))
         show(table)
     if not captured:
-        told = f"{run.rows:,} rows: {run.trained_tokens:,} trained tokens, {run.context_tokens:,} tokens of context"
-        show(words(told))
+        context = f"{counted(run.context_tokens, 'token')} of context"
+        show(words(f"{counted(run.rows, 'row')}: {counted(run.trained_tokens, 'trained token')}, {context}"))
     if suggestion:
         remark("next", suggestion)

@@ -2,7 +2,8 @@
 
 JSON with CALL_ID: `{rollout_id, attempt, model_call_id, included, code, meaning, evidence, would_change, text}`;
 `meaning` is the rule behind `code`, `would_change` a list of sentences, `text` one paragraph that says all of it,
-and of a refused rollout `evidence.refusal` holds the refusal's `code`, `where` and evidence. Without CALL_ID:
+and of a refused rollout `evidence.refusal` holds the refusal's `code`, `where` and evidence. An included call without
+usable tokens, of which no row can be made, has `unusable_reason` too. Without CALL_ID:
 `{"rollouts": [{rollout_id, attempt, outcome, text, calls: […]}], "bad_lines": [{where, message}]}`, each call in
 the form above.
 """
@@ -89,8 +90,10 @@ def _find(captures: Captures, choice: Choice, call_id: str) -> Explanation:
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
     """Give an explanation as documented in the module."""
-    names = explanation.__struct_fields__
-    return {name: getattr(explanation, name) for name in names} | {"code": str(explanation.code)}
+    told = {name: getattr(explanation, name) for name in explanation.__struct_fields__}
+    if told["unusable_reason"] is None:
+        del told["unusable_reason"]
+    return {**told, "code": str(explanation.code)}
 
 
 def _show_one(explanation: Explanation, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from gristmill.cli.attempts import Attempt, Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
 from gristmill.cli.failure import DATA_FAILED
 from gristmill.cli.nearest import did_you_mean
+from gristmill.cli.rows import refuse_file
 
 if TYPE_CHECKING:
     from gristmill.export import Manifest
@@ -97,7 +98,7 @@ def command(
         rest = {"losses": list(losses), "bad_lines": captures.bad_lines}
         sys.stdout.write(json_text({**told, **rest}) + "\n")
     else:
-        show_folder(out, manifest, losses, captures)
+        show_folder(out, manifest, losses, captures, choice)
     return DATA_FAILED if not manifest.rollouts.selected else 0
 
 
@@ -118,6 +119,7 @@ def write_export(
     from gristmill.cli.progress import progress
     from gristmill.export.formats import FORMATS, open_export
 
+    refuse_file(folder)
     choice.load()
     needs = FORMATS[format_name].needs
     captures.exchanges = captures.exchanges or needs == "selection"
@@ -145,17 +147,18 @@ def decide(attempt: Attempt, choice: Choice, needs: str, mode: RowMode) -> Rebui
     return choice.rebuild(attempt, mode) if needs == "rows" else choice.select(attempt)
 
 
-def show_folder(folder: Path, manifest: Manifest, losses: tuple[str, ...], captures: Captures) -> None:
+def show_folder(folder: Path, manifest: Manifest, losses: tuple[str, ...], captures: Captures, choice: Choice) -> None:
     """Say what was written, what the format lost, and the counts."""
     import shlex
 
+    from gristmill.cli.plural import counted
     from gristmill.cli.rows import counts_text
-    from gristmill.cli.screen import remark, show, words
+    from gristmill.cli.screen import remark, show, show_whole, words
 
     for entry in manifest.files:
-        show(words(f"{folder / entry.name}  {entry.rows:,} records  {entry.bytes:,} bytes"))
+        show_whole(words(f"{folder / entry.name}  {counted(entry.rows, 'record')}  {counted(entry.bytes, 'byte')}"))
     for loss in losses:
         show(words(f"loss report: {loss}", "dim"))
     show(*(words(line) for line in counts_text(manifest.funnel, manifest.forks, manifest.rejected)))
-    captures.tell_unsaid()
-    remark("next", shlex.join(["gristmill", "verify", *map(str, captures.paths), str(folder)]))
+    arguments = [*map(str, captures.paths), str(folder), *captures.arguments(), *choice.arguments()]
+    remark("next", shlex.join(["gristmill", "verify", *arguments]))

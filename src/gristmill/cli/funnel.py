@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from gristmill.cli.plural import counted
 from gristmill.pipeline import Funnel, RebuiltRollout, funnel_of
 from gristmill.records import Capture
 from gristmill.selection import Rejected, Selection
@@ -52,8 +53,7 @@ class Tally(msgspec.Struct):
         """Say how many rollouts were selected and rejected, and why."""
         total = self.selected + self.rejected
         why = ", ".join(f"{count} {code}" for code, count in sorted(self.codes.items()))
-        plural = "" if total == 1 else "s"
-        return f"{total} rollout{plural}: {self.selected} selected, {self.rejected} rejected" + (
+        return f"{counted(total, 'rollout')}: {self.selected} selected, {self.rejected} rejected" + (
             f" ({why})" if why else ""
         )
 
@@ -73,7 +73,8 @@ def funnel_text(funnel: Funnel, arrow: str, *, trained: bool) -> str:
     """
     stages = ["captured", "usable", "selected"] + (["trained"] if trained else [])
     parts = [
-        f"{stage} {getattr(funnel, f'{stage}_calls'):,} calls {getattr(funnel, f'{stage}_tokens'):,} tokens"
+        f"{stage} {counted(getattr(funnel, f'{stage}_calls'), 'call')} "
+        f"{counted(getattr(funnel, f'{stage}_tokens'), 'token')}"
         for stage in stages
     ]
     lost = f" (and {funnel.lost_calls:,} lost)" if funnel.lost_calls else ""

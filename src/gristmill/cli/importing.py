@@ -6,9 +6,10 @@ and `unchanged` count attempts, the other numbers are of both together.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import click
 import msgspec
 
 from gristmill.cli.attempts import Attempt, Captures, takes_captures
-from gristmill.errors import Code, DecodeError
+from gristmill.errors import Code, ConfigError, DecodeError
 
 if TYPE_CHECKING:
     from gristmill.cli.progress import Step
@@ -84,17 +85,39 @@ def bring_in(captures: Captures, ledger: Path) -> Counted:
     for place in captures.places():
         # A ledger is not made for a path that was mistyped.
         place.path.stat()
+        if ledger.exists() and ledger.samefile(place.path):
+            raise ConfigError(
+                f"expected another ledger to import into, got {ledger}, which is what is imported",
+                where="--into",
+                hint="name a new file, run.gristmill for example",
+            )
     counted, stop = Counted(), threading.Event()
     captures.exchanges = True
-    with writing(ledger) as store, progress("read", captures.bytes(), in_bytes=True) as step:
-        try:
-            done = store.import_attempts(_attempts(captures, counted, step, stop))
-        except BaseException:
-            # The attempts are read in the ledger's own thread, which an interrupt does not reach.
-            stop.set()
-            raise
+    made = not ledger.exists()
+    with _removed_if_refused(ledger) as keep:
+        with writing(ledger) as store, progress("read", captures.bytes(), in_bytes=True) as step:
+            keep(not made)
+            try:
+                done = store.import_attempts(_attempts(captures, counted, step, stop))
+            except BaseException:
+                # The attempts are read in the ledger's own thread, which an interrupt does not reach.
+                stop.set()
+                raise
+        keep(True)
     counted.added, counted.unchanged = done.added, done.unchanged
     return counted
+
+
+@contextlib.contextmanager
+def _removed_if_refused(ledger: Path) -> Generator[Callable[[bool], None]]:
+    """Remove a ledger behind an import that failed, unless it is to be kept, as it is at first."""
+    kept = [True]
+    try:
+        yield kept.append
+    finally:
+        if not kept[-1]:
+            for suffix in ("", "-wal", "-shm", "-journal", ".lock"):
+                ledger.with_name(ledger.name + suffix).unlink(missing_ok=True)
 
 
 def _attempts(
@@ -117,19 +140,20 @@ def _attempts(
             f"expected lines that can be read, got {told} that cannot; nothing was imported. {first['message']}",
             code=Code.FILE_MALFORMED,
             where=first["where"],
-            hint="correct them, or pass over them with --skip-bad",
+            hint="correct them; --skip-bad passes over bad lines",
         )
 
 
 def _tell(captures: Captures, ledger: Path, counted: Counted) -> None:
     import shlex
 
-    from gristmill.cli.screen import remark, show, words
+    from gristmill.cli.plural import counted as number_of
+    from gristmill.cli.screen import remark, show, show_whole, words
 
-    bad = f", {len(captures.bad_lines):,} bad lines skipped" if captures.bad_lines else ""
+    bad = f", {number_of(len(captures.bad_lines), 'bad line')} skipped" if captures.bad_lines else ""
     total = counted.added + counted.unchanged
-    plural = "" if total == 1 else "s"
     lost = f" (and {counted.lost:,} lost)" if counted.lost else ""
-    show(words(f"{ledger}: {counted.added:,} added, {counted.unchanged:,} unchanged{bad}", "bold"))
-    show(words(f"{total:,} rollout{plural}, {counted.calls:,} calls{lost}, {counted.sampled_tokens:,} sampled tokens"))
+    show_whole(words(f"{ledger}: {counted.added:,} added, {counted.unchanged:,} unchanged{bad}", "bold"))
+    calls, tokens = number_of(counted.calls, "call"), number_of(counted.sampled_tokens, "sampled token")
+    show(words(f"{number_of(total, 'rollout')}, {calls}{lost}, {tokens}"))
     remark("next", shlex.join(["gristmill", "ls", str(ledger)]))

@@ -48,6 +48,8 @@ _HEADINGS: Final = (
     "time",
 )
 _NUMBERS: Final = ("attempt", "reward", "calls", "lost", "tokens", "rows")
+_OPTIONAL: Final = ("time", "models", "group", "attempt", "lost", "state", "tokens", "reward")
+"""Columns that a narrow terminal goes without, in this order."""
 _MISSING: Final = "-"
 
 
@@ -202,10 +204,11 @@ def _write_lines(captures: Captures, lines: Iterator[Line], choice: Choice, verd
 
     from gristmill.cli.funnel import Tally, funnel_text
     from gristmill.cli.listing import Listing
+    from gristmill.cli.plural import counted
     from gristmill.cli.screen import marks, remark, show, words
 
     sums, tally, first = _Sums(), Tally(), None
-    listing = Listing(_HEADINGS, right=_NUMBERS)
+    listing = Listing(_HEADINGS, right=_NUMBERS, optional=_OPTIONAL)
     for line in lines:
         first = first or line
         sums.add(line.summary)
@@ -213,19 +216,17 @@ def _write_lines(captures: Captures, lines: Iterator[Line], choice: Choice, verd
             tally.count(line.verdict.code, line.verdict.funnel)
         style = "" if line.verdict is None else "green" if line.verdict.code is None else "red"
         listing.add(_cells(line), ("", "", "", style))
-    listing.flush()
+    listing.finish()
     if verdicts:
         show("", words(tally.text()), words(funnel_text(tally.funnel, marks().arrow, trained=True)))
     else:
         lost = f" (and {sums.lost:,} lost)" if sums.lost else ""
-        plural = "" if sums.rollouts == 1 else "s"
-        show(
-            "", words(f"{sums.rollouts:,} rollout{plural}: {sums.calls:,} calls{lost}, {sums.sampled_tokens:,} tokens")
-        )
+        calls, tokens = counted(sums.calls, "call"), counted(sums.sampled_tokens, "token")
+        show("", words(f"{counted(sums.rollouts, 'rollout')}: {calls}{lost}, {tokens}"))
     if first is not None:
         key = first.summary.key
         which = ["--attempt", str(key.attempt)] if key.attempt else []
-        arguments = [*map(str, captures.paths), key.rollout_id, *which, *choice.arguments()]
+        arguments = [*map(str, captures.paths), key.rollout_id, *which, *captures.reading(), *choice.arguments()]
         remark("next", shlex.join(["gristmill", "show", *arguments]))
 
 

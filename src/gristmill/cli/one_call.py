@@ -15,6 +15,7 @@ import msgspec
 
 from gristmill.cli.attempts import Attempt
 from gristmill.cli.choice import Choice
+from gristmill.cli.plural import counted
 from gristmill.errors import Code, ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["show_call"]
 
 _AROUND_T: Final = 16
+_LONG_TEXT: Final = 200  # characters
+_LONG_ARRAY: Final = 8  # items
+_KINDS: Final = {"int": "integers", "float": "numbers", "JsonNumber": "numbers", "str": "strings", "dict": "objects"}
 _KNOWN: Final = frozenset({"model", "messages", "input", "prompt", "tools", "system", "instructions"})
 
 
@@ -205,9 +209,26 @@ def _request_lines(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     if request["tools"]:
         lines.append(("tools", ", ".join(request["tools"])))
     if request["parameters"]:
-        lines.append(("parameters", json_text(request["parameters"])))
-    lines.append(("reply", f"{reply['kind']} of {reply['bytes']:,} bytes, status {reply['status']}"))
+        lines.append(("parameters", json_text(_elided(request["parameters"]))))
+    lines.append(("reply", f"{reply['kind']} of {counted(reply['bytes'], 'byte')}, status {reply['status']}"))
     return lines
+
+
+def _elided(value: Any) -> Any:
+    """Shorten what is long in a JSON value: it is whole in the JSON answer."""
+    if isinstance(value, str):
+        return value if len(value) <= _LONG_TEXT else f"{value[:_LONG_TEXT]}… ({len(value):,} characters)"
+    if isinstance(value, Mapping):
+        return {name: _elided(one) for name, one in cast(Mapping[str, Any], value).items()}
+    if not isinstance(value, list):
+        return value
+    items = cast(list[Any], value)
+    if len(items) <= _LONG_ARRAY:
+        return [_elided(one) for one in items]
+    # A number that was written like no other keeps its text, in a type of its own.
+    types = {type(one).__name__ for one in items}
+    kind = _KINDS.get(types.pop(), "values") if len(types) == 1 else "values"
+    return f"[{len(items):,} {kind}]"
 
 
 def _token_lines(told: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -216,8 +237,11 @@ def _token_lines(told: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("tokens", "none that can be read")]
     base = f", {tokens['prev_len']} of them those of {tokens['base_call_id']}" if tokens["base_call_id"] else ""
     return [
-        ("prompt", f"{tokens['prompt_len']} tokens{base}, the last: {_ids(tokens['before'])}"),
-        ("sampled", f"{tokens['cum_len'] - tokens['prompt_len']} tokens, the first: {_ids(tokens['sampled'])}"),
+        ("prompt", f"{counted(tokens['prompt_len'], 'token')}{base}, the last: {_ids(tokens['before'])}"),
+        (
+            "sampled",
+            f"{counted(tokens['cum_len'] - tokens['prompt_len'], 'token')}, the first: {_ids(tokens['sampled'])}",
+        ),
         ("logprobs", " ".join(f"{value:.4g}" for value in tokens["logprobs"]) or "none"),
     ]
 

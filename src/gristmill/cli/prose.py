@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from gristmill.cli.plural import counted
 from gristmill.cli.remedies import VERDICT_REMEDIES, refusal_remedies
 from gristmill.errors import CODE_MEANINGS, Code
 from gristmill.records import CallRecord, Capture, OutputItem
@@ -35,6 +36,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         evidence: of the verdict; of a refused rollout also that of the refusal.
         would_change: sentences.
         text: one paragraph that says all of it.
+        unusable_reason: why no row can be made of an included call.
     """
 
     rollout_id: str
@@ -46,6 +48,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Mapping[str, Any]
     would_change: tuple[str, ...]
     text: str
+    unusable_reason: str | None = None
 
 
 class Explainer:
@@ -91,6 +94,10 @@ class Explainer:
                 would_change = refusal_remedies(outcome.code, outcome.evidence)
         elif call_id == outcome.terminal_call_id:
             said.append("It is the scored call.")
+        unusable = record if record is not None and verdict.included and not record.usable else None
+        if unusable is not None:
+            detail = f" ({unusable.unusable_detail})" if unusable.unusable_detail else ""
+            said.append(f"No row can be made of it: {unusable.unusable_reason}{detail}.")
         told = would_change if alone or not isinstance(outcome, Rejected) else ()
         return Explanation(
             rollout_id=outcome.rollout_id,
@@ -102,6 +109,7 @@ class Explainer:
             evidence=evidence,
             would_change=would_change,
             text=" ".join(sentence for sentence in (*said, *told) if sentence),
+            unusable_reason=None if unusable is None else str(unusable.unusable_reason),
         )
 
     def _described(self, record: CallRecord) -> str:
@@ -109,7 +117,7 @@ class Explainer:
         call_id = record.model_call_id
         parent = f"continues {record.parent_call_id}" if record.parent_call_id else "begins a conversation"
         model = f" of {record.model}" if record.model else ""
-        sampled = _count(record.cum_len - record.prompt_len, "token")
+        sampled = counted(record.cum_len - record.prompt_len, "token")
         tokens = f"sampled {sampled}" if record.usable else f"has no usable tokens ({record.unusable_reason})"
         ended = f" and ended with {record.finish_reason!r}" if record.finish_reason else ""
         served = _some([_served(item) for item in record.output_items]) or "nothing"
@@ -123,10 +131,6 @@ def _served(item: OutputItem) -> str:
     if not item.atoms:
         return f"an item of kind {item.kind}"
     return ", ".join(describe_atom(atom) for atom in item.atoms)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _some(names: Iterable[str]) -> str:
@@ -210,7 +214,7 @@ def _of_included(code: Code, evidence: Mapping[str, Any]) -> str:
         case Code.ANCESTOR_OF_TERMINAL:
             steps = int(evidence.get("steps_before", 0))
             return (
-                f"It is {_count(steps, 'call')} before the scored call {evidence.get('scored_call')}." if steps else ""
+                f"It is {counted(steps, 'call')} before the scored call {evidence.get('scored_call')}." if steps else ""
             )
         case Code.CAPTURED:
             return _finish(evidence)
@@ -322,7 +326,7 @@ def rollout_text(outcome: Selection | Rejected) -> str:
     if isinstance(outcome, Rejected):
         return " ".join([head, refusal_text(outcome), *refusal_remedies(outcome.code, outcome.evidence)])
     said = [
-        f"{head} {_count(len(outcome.calls), 'call')} of {len(outcome.verdicts)} selected; the scored call is "
+        f"{head} {counted(len(outcome.calls), 'call')} of {len(outcome.verdicts)} selected; the scored call is "
         f"{outcome.terminal_call_id} (response {outcome.terminal_response_id})."
     ]
     if outcome.truncated:

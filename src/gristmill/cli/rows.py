@@ -18,7 +18,7 @@ import click
 from gristmill.cli.attempts import Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
 from gristmill.cli.failure import DATA_FAILED
-from gristmill.errors import Code, ConfigError
+from gristmill.errors import Code, ConfigError, ExportError
 
 if TYPE_CHECKING:
     from gristmill.export import Manifest
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gristmill.records import Capture
     from gristmill.selection import Rejected
 
-__all__ = ["command", "counts_text", "write_folder"]
+__all__ = ["command", "counts_text", "refuse_file", "write_folder"]
 
 
 @click.command("rows")
@@ -66,7 +66,7 @@ def command(*, captures: Captures, choice: Choice, out: Path | None, mode: str, 
 
         sys.stdout.write(json_text({"folder": str(out), "manifest": json.loads(manifest.encode())}) + "\n")
     else:
-        _show_folder(out, manifest, captures)
+        _show_folder(out, manifest, captures, choice)
     return DATA_FAILED if not manifest.rollouts.selected else 0
 
 
@@ -83,6 +83,7 @@ def write_folder(captures: Captures, choice: Choice, mode: RowMode, folder: Path
     """
     from gristmill.export import RowsWriter
 
+    refuse_file(folder)
     with RowsWriter(
         folder,
         policy=choice.policy,
@@ -94,6 +95,21 @@ def write_folder(captures: Captures, choice: Choice, mode: RowMode, folder: Path
         for capture, outcome in _outcomes(captures, choice, mode):
             writer.add(capture, outcome)
         return writer.finish()
+
+
+def refuse_file(folder: Path) -> None:
+    """Refuse to write a folder where a file is.
+
+    Raises:
+        ExportError: `output_exists`.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ExportError(
+            f"expected a folder, {folder} is a file",
+            code=Code.OUTPUT_EXISTS,
+            where=str(folder),
+            hint="name a new folder with --out; a file is never replaced",
+        )
 
 
 def _print_rows(captures: Captures, choice: Choice, mode: RowMode, as_json: bool) -> Totals:
@@ -169,13 +185,14 @@ def counts_text(funnel: Funnel, forks: Mapping[str, int], codes: Mapping[str, in
     return said
 
 
-def _show_folder(folder: Path, manifest: Manifest, captures: Captures) -> None:
+def _show_folder(folder: Path, manifest: Manifest, captures: Captures, choice: Choice) -> None:
     import shlex
 
-    from gristmill.cli.screen import remark, show, words
+    from gristmill.cli.plural import counted
+    from gristmill.cli.screen import remark, show, show_whole, words
 
     for entry in manifest.files:
-        show(words(f"{folder / entry.name}  {entry.rows:,} lines  {entry.bytes:,} bytes"))
+        show_whole(words(f"{folder / entry.name}  {counted(entry.rows, 'line')}  {counted(entry.bytes, 'byte')}"))
     show(*(words(line) for line in counts_text(manifest.funnel, manifest.forks, manifest.rejected)))
-    paths = [str(path) for path in captures.paths]
-    remark("next", shlex.join(["gristmill", "verify", *paths, str(folder)]))
+    arguments = [*map(str, captures.paths), str(folder), *captures.arguments(), *choice.arguments()]
+    remark("next", shlex.join(["gristmill", "verify", *arguments]))

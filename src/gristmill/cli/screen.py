@@ -1,7 +1,7 @@
 """What people read: tables and paragraphs on standard output, remarks on standard error.
 
 Invariant: text is never read as markup or emoji codes; decoration only on a terminal, colour never with `NO_COLOR`;
-off a terminal no line is wrapped, cut or padded.
+off a terminal no line is wrapped, cut or padded; what may be copied is wrapped by the terminal alone.
 
 Not here: making text safe (visible), which whoever builds a `Text` from foreign words does first, by `words`.
 """
@@ -18,27 +18,28 @@ from rich.text import Text
 
 from gristmill.cli.visible import visible
 
-__all__ = ["Marks", "columns", "marks", "remark", "show", "terminal_width", "words"]
+__all__ = ["Marks", "columns", "marks", "remark", "show", "show_whole", "terminal_width", "words"]
 
 _UNBOUNDED: Final = 1_000_000
 
 
 class Marks(NamedTuple):
-    """Signs of a call in a selection, and an arrow."""
+    """Signs of a call in a selection, an arrow, and a dash where there is nothing."""
 
     included: str
     excluded: str
     scored: str
     arrow: str
+    nothing: str
 
 
 def marks() -> Marks:
     """Return signs that standard output can show."""
-    signs = Marks("●", "○", "★", "→")
+    signs = Marks("●", "○", "★", "→", "–")
     try:
         "".join(signs).encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
-        return Marks("+", "-", "*", "->")
+        return Marks("+", "-", "*", "->", "-")
     return signs
 
 
@@ -77,10 +78,11 @@ def _console(stream: TextIO) -> Console:
     return _Console(file=stream, markup=False, emoji=False, highlight=False, no_color=True, width=_UNBOUNDED)
 
 
-def _print(stream: TextIO, renderable: RenderableType) -> None:
+def _print(stream: TextIO, renderable: RenderableType, *, whole: bool = False) -> None:
     console = _console(stream)
+    unwrapped = whole or not console.is_terminal
     with console.capture() as captured:
-        console.print(renderable, soft_wrap=not console.is_terminal and not isinstance(renderable, Table))
+        console.print(renderable, soft_wrap=unwrapped and not isinstance(renderable, Table))
     stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().removesuffix("\n").split("\n")))
 
 
@@ -96,7 +98,13 @@ def show(*renderables: RenderableType) -> None:
         _print(sys.stdout, renderable)
 
 
+def show_whole(*renderables: RenderableType) -> None:
+    """Print as `show` does, each on one line however long: a path or a command in it can be copied."""
+    for renderable in renderables:
+        _print(sys.stdout, renderable, whole=True)
+
+
 def remark(kind: str, text: str) -> None:
-    """Say something on standard error: `KIND: TEXT`."""
+    """Say something on standard error: `KIND: TEXT`, on one line however long, so that it can be copied."""
     style = {"warning": "yellow", "next": "dim", "note": "dim"}.get(kind, "")
-    _print(sys.stderr, Text.assemble((f"{kind}: ", style), visible(text)))
+    _print(sys.stderr, Text.assemble((f"{kind}: ", style), visible(text)), whole=True)

@@ -3,7 +3,8 @@
 JSON: `{"rollouts": […], "tally": {selected, rejected, codes}, "funnel": {…}, "bad_lines": [{where, message}]}`. A
 rollout is `{rollout_id, attempt, outcome, policy, options, verdicts}` with, where `outcome` is `selected`, `calls,
 terminal_call_id, terminal_response_id, truncated, lost, notes`, and where it is `rejected`, `code, where, message,
-evidence, would_settle`. A verdict is `{model_call_id, included, code, evidence}`. The funnel counts calls and
+evidence, would_settle`. A verdict is `{model_call_id, included, code, evidence}`; that of an included call
+without usable tokens, of which no row can be made, has `unusable_reason` too. The funnel counts calls and
 sampled tokens: `captured_calls, captured_tokens`, the same for `usable`, `selected` and `trained` (0 here: no rows
 are made), `lost_calls`, and `excluded`, which maps codes to `[calls, tokens]`.
 """
@@ -22,7 +23,7 @@ from gristmill.cli.wanted import Wanted, takes_outcomes
 from gristmill.cli.work import answers, takes_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from gristmill.cli.funnel import Tally
@@ -37,6 +38,7 @@ class Fact(NamedTuple):
 
     parent: str
     sampled: int
+    unusable: str | None = None
 
 
 class Selected(NamedTuple):
@@ -64,7 +66,7 @@ class SelectJob(msgspec.Struct):
             return made
         from gristmill.cli.document import json_text
 
-        return made._replace(json=json_text(outcome_json(made.outcome)), facts={})
+        return made._replace(json=json_text(outcome_json(made.outcome, made.facts)), facts={})
 
 
 def selected(attempt: Attempt, choice: Choice) -> Selected:
@@ -73,7 +75,11 @@ def selected(attempt: Attempt, choice: Choice) -> Selected:
 
     outcome = choice.select(attempt)
     facts = {
-        record.model_call_id: Fact(record.parent_call_id or "", record.cum_len - record.prompt_len)
+        record.model_call_id: Fact(
+            record.parent_call_id or "",
+            record.cum_len - record.prompt_len,
+            None if record.usable else str(record.unusable_reason),
+        )
         for record in attempt.capture.records
     }
     return Selected(attempt.source, outcome, funnel_of(attempt.capture, outcome), facts)
@@ -100,7 +106,7 @@ def command(*, captures: Captures, choice: Choice, wanted: Wanted, jobs: int, as
     if as_json:
         _write_json(captures, shown, tally)
     else:
-        _write_tables(shown, choice, tally)
+        _write_tables(captures, shown, choice, tally)
     return DATA_FAILED if tally.failed else 0
 
 
@@ -122,22 +128,24 @@ def _write_json(captures: Captures, made: Iterator[Selected], tally: Tally) -> N
         document.finish(rest)
 
 
-def _write_tables(made: Iterator[Selected], choice: Choice, tally: Tally) -> None:
+def _write_tables(captures: Captures, made: Iterator[Selected], choice: Choice, tally: Tally) -> None:
     from gristmill.cli.funnel import funnel_text
     from gristmill.cli.screen import marks, remark, show, words
 
-    suggestion = ""
+    first: Selected | None = None
+    attempts = 0
     for one in made:
         _count(one, tally)
         show_outcome(one)
         show("")
-        suggestion = suggestion or _suggestion(one, choice)
+        first = first or one
+        attempts += one.outcome.rollout_id == first.outcome.rollout_id
     show(words(tally.text()), words(funnel_text(tally.funnel, marks().arrow, trained=False)))
-    if suggestion:
-        remark("next", suggestion)
+    if first is not None:
+        remark("next", _suggestion(captures, first, attempts, choice))
 
 
-def _suggestion(one: Selected, choice: Choice) -> str:
+def _suggestion(captures: Captures, one: Selected, attempts: int, choice: Choice) -> str:
     """Name a command that says more about the first rollout."""
     import shlex
 
@@ -146,11 +154,14 @@ def _suggestion(one: Selected, choice: Choice) -> str:
     outcome = one.outcome
     excluded = [verdict.model_call_id for verdict in outcome.verdicts if not verdict.included]
     call = [] if isinstance(outcome, Rejected) else excluded[:1]
-    which = [] if one.source.is_dir() else ["--rollout", outcome.rollout_id]
-    return shlex.join(["gristmill", "explain", str(one.source), *call, *which, *choice.arguments()])
+    which = [] if one.source.is_dir() and captures.whole else ["--rollout", outcome.rollout_id]
+    if outcome.attempt or attempts > 1 or captures.attempt is not None:
+        which += ["--attempt", str(outcome.attempt)]
+    arguments = [str(one.source), *call, *which, *captures.reading(), *choice.arguments()]
+    return shlex.join(["gristmill", "explain", *arguments])
 
 
-def outcome_json(outcome: Selection | Rejected) -> dict[str, Any]:
+def outcome_json(outcome: Selection | Rejected, facts: Mapping[str, Fact]) -> dict[str, Any]:
     """Give a selection or a refusal as documented in the module."""
     from gristmill.cli.remedies import refusal_remedies
     from gristmill.selection import Rejected
@@ -179,17 +190,24 @@ def outcome_json(outcome: Selection | Rejected) -> dict[str, Any]:
             "lost": list(outcome.lost),
             "notes": list(outcome.notes),
         }
-    head["verdicts"] = [_verdict_json(verdict) for verdict in outcome.verdicts]
+    head["verdicts"] = [_verdict_json(verdict, facts.get(verdict.model_call_id)) for verdict in outcome.verdicts]
     return head
 
 
-def _verdict_json(verdict: Verdict) -> dict[str, Any]:
-    return {
+def _verdict_json(verdict: Verdict, fact: Fact | None) -> dict[str, Any]:
+    told = {
         "model_call_id": verdict.model_call_id,
         "included": verdict.included,
         "code": str(verdict.code),
         "evidence": verdict.evidence,
     }
+    unusable = _unusable(verdict, fact)
+    return told if unusable is None else {**told, "unusable_reason": unusable}
+
+
+def _unusable(verdict: Verdict, fact: Fact | None) -> str | None:
+    """Say why no row can be made of an included call; None where one can, or none is wanted."""
+    return fact.unusable if verdict.included and fact is not None else None
 
 
 def show_outcome(made: Selected) -> None:
@@ -216,13 +234,19 @@ def show_outcome(made: Selected) -> None:
             sign = signs.scored
         fact = made.facts.get(verdict.model_call_id)
         parent, sampled = ("", "") if fact is None else (fact.parent, str(fact.sampled))
+        evidence, unusable = words(_evidence(verdict), "dim"), _unusable(verdict, fact)
+        if unusable is not None:
+            sampled = signs.nothing
+            evidence = words(" · " if evidence.plain else "", "dim").join(
+                [evidence, words(f"no rows: {unusable}", "red")]
+            )
         table.add_row(
             words(sign, style),
             words(verdict.model_call_id),
             words(parent, "dim"),
             words(str(verdict.code), style),
             words(sampled),
-            words(_evidence(verdict), "dim"),
+            evidence,
         )
     show(table, *(words(f"  note: {note}", "dim") for note in outcome.notes))
     for line in _facts(outcome):

@@ -256,10 +256,11 @@ def _show(shown: Shown, captures: Captures, choice: Choice) -> None:
         show(words(f"{outcome.code} at {outcome.where}: {outcome.message}", "red"))
     show(words(funnel_text(funnel_of(attempt.capture, outcome), marks().arrow, trained=True)))
     if attempt.capture.records:
-        which = ["--attempt", str(attempt.capture.attempt)] if attempt.capture.attempt else []
+        numbered = attempt.capture.attempt or captures.attempt is not None
+        which = ["--attempt", str(attempt.capture.attempt)] if numbered else []
         last = attempt.capture.records[-1].model_call_id
         arguments = [*map(str, captures.paths), attempt.capture.rollout_id, *which, "--call", last]
-        remark("next", shlex.join(["gristmill", "show", *arguments, *choice.arguments()]))
+        remark("next", shlex.join(["gristmill", "show", *arguments, *captures.reading(), *choice.arguments()]))
 
 
 def _title(shown: Shown) -> str:

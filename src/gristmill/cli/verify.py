@@ -16,6 +16,7 @@ import msgspec
 from gristmill.cli.attempts import Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
 from gristmill.cli.failure import DATA_FAILED
+from gristmill.cli.plural import counted
 from gristmill.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class Checked(msgspec.Struct):
     calls: int = 0
     rows: int = 0
     manifest: bool = False
+
+    def text(self) -> str:
+        """Say how much that is."""
+        told = f"{counted(self.rollouts, 'rollout')}, {counted(self.calls, 'call')}"
+        return f"{told}, {counted(self.rows, 'row')} and their manifest" if self.manifest else told
 
 
 @click.command("verify")
@@ -151,12 +157,11 @@ def _write_text(captures: Captures, choice: Choice, found: Iterator[Finding], ta
     for finding in found:
         count += 1
         show(words(f"{finding.code} at {finding.where}", "red"), words(f"  {finding.message}"))
-    rows = f", {checked.rows:,} rows and their manifest" if checked.manifest else ""
-    what = f"{checked.rollouts:,} rollouts, {checked.calls:,} calls{rows}"
-    told = f"{count:,} finding{'s' if count > 1 else ''}" if count else "nothing found"
+    what = checked.text()
+    told = counted(count, "finding") if count else "nothing found"
     show(words(f"checked {what}: {told}", "bold"))
     show(words(tally.text()), words(funnel_text(tally.funnel, marks().arrow, trained=True)))
     if not count and not checked.manifest and not tally.failed:
-        arguments = [*map(str, captures.paths), "--out", "rows", *choice.arguments()]
+        arguments = [*map(str, captures.paths), "--out", "rows", *captures.arguments(), *choice.arguments()]
         remark("next", shlex.join(["gristmill", "export", *arguments]))
     return DATA_FAILED if count else 0

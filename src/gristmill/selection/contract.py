@@ -8,7 +8,9 @@ Not here: why a call was chosen (verdict, pipeline).
 
 from __future__ import annotations
 
+import functools
 import inspect
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -45,6 +47,7 @@ def call_policy(policy: SelectionPolicy, records: Sequence[Any], result: JsonVal
             f"expected policy {name} to select or to raise SelectionError, got {type(error).__name__}: {error}",
             code=Code.POLICY_BROKE_CONTRACT,
             where=name,
+            hint=f"it was raised at {_raised_at(policy, error)}; GRISTMILL_DEBUG=1 shows the traceback",
         ) from error
     selected, terminal_id = _pair(answer, name)
     positions = _positions(selected, records, name)
@@ -53,6 +56,18 @@ def call_policy(policy: SelectionPolicy, records: Sequence[Any], result: JsonVal
     terminal = _terminal(terminal_id, positions, records, name)
     reason = Reason(Code.CAPTURED, {"policy": name})
     return Decision(tuple(positions), terminal, dict.fromkeys(positions, reason), Code.POLICY_EXCLUDED)
+
+
+def _raised_at(policy: SelectionPolicy, error: BaseException) -> str:
+    """Return file and line of the innermost frame in the policy's own module, or else of the innermost one."""
+    target: Any = policy.func if isinstance(policy, functools.partial) else policy
+    module = getattr(target, "__module__", None)
+    frames = [
+        (f"{frame.f_code.co_filename}:{line}", frame.f_globals.get("__name__"))
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    own = [place for place, name in frames if name == module]
+    return own[-1] if own else frames[-1][0]
 
 
 def _broke(name: str, what: str) -> SelectionError:
@@ -75,7 +90,7 @@ def _pair(answer: Any, name: str) -> tuple[Any, Any]:
             close()
         raise _broke(name, "it returned an awaitable: policies are synchronous")
     if not isinstance(answer, tuple) or len(cast(tuple[Any, ...], answer)) != 2:
-        raise _broke(name, f"it returned {_kind(cast(object, answer))}")
+        raise _broke(name, f"it returned {_kind(cast(object, answer))}, expected a pair (records, response id)")
     return cast(tuple[Any, Any], answer)
 
 

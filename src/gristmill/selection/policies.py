@@ -12,6 +12,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
@@ -96,10 +97,12 @@ def resolve_selection_policy(name: str = DEFAULT_POLICY, options: Mapping[str, s
             hint="name a function (records, result) -> (selected records, terminal response id), or a class of such",
         )
     policy = cast(SelectionPolicy, found)
+    _check_options(name, policy, given)
     return functools.partial(policy, **given) if given else policy
 
 
 def _with_options(name: str, make: Callable[..., Any], options: Mapping[str, str]) -> Any:
+    _check_options(name, make, options)
     try:
         return make(**options)
     except TypeError as error:
@@ -107,25 +110,72 @@ def _with_options(name: str, make: Callable[..., Any], options: Mapping[str, str
             f"expected options that {name} has, got {', '.join(options) or 'none'}: {error}",
             code=Code.POLICY_OPTION_INVALID,
             where=name,
-            hint=f"it takes {', '.join(inspect.signature(make).parameters) or 'no options'}",
+            hint=f"it takes {', '.join(_option_names(make) or ()) or 'no options'}",
         ) from error
+
+
+def _option_names(make: Callable[..., Any]) -> list[str] | None:
+    """Return the options that a policy takes by name; None where it takes any, or does not tell."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return None
+    named = [one for one in parameters if one.kind in {one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    return [one.name for one in named]
+
+
+def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, str]) -> None:
+    known = _option_names(make)
+    if known is None:
+        return
+    for option in options:
+        if option not in known:
+            # A function takes records and result by position.
+            told = known if inspect.isclass(make) else known[2:]
+            near = difflib.get_close_matches(option, told, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(
+                f"expected options that {name} has, got {option}",
+                code=Code.POLICY_OPTION_INVALID,
+                where=name,
+                hint=f"{meant}it takes {', '.join(told) or 'no options'}",
+            )
 
 
 def _load(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
+    found: Any = None
     try:
-        found: Any = importlib.import_module(module_name)
+        found = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:
+        hint = "the module must be importable from where the command runs"
+        if found is not None:
+            near = difflib.get_close_matches(attribute.rpartition(".")[2], dir(found), n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"{module_name} was imported, it has no {attribute or 'nameless attribute'}{meant}"
+        elif not isinstance(error, ModuleNotFoundError) or error.name != module_name.partition(".")[0]:
+            hint = (
+                f"{module_name} failed while it was imported{_raised_at(error)}; GRISTMILL_DEBUG=1 shows the traceback"
+            )
         raise PolicyError(
             f"expected to load {attribute or 'an attribute'!r} from {module_name or 'a module'!r}, "
             f"got {type(error).__name__}: {error}",
             code=Code.POLICY_LOAD_FAILED,
             where=name,
-            hint="the module must be importable from where the command runs",
+            hint=hint,
         ) from error
     return found
+
+
+def _raised_at(error: BaseException) -> str:
+    """Say where an exception came from: ` (FILE:LINE)`; empty where that is not in a file."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if frame.filename not in {__file__, importlib.__file__}]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
 
 
 def policy_name(policy: SelectionPolicy) -> str:
