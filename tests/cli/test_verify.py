@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -309,3 +310,29 @@ def test_a_file_entry_that_is_gone_or_added(made: Path, capsys: pytest.CaptureFi
         write_manifest(made, msgspec.structs.replace(manifest, files=files))
         found = verify(capsys, made).json["findings"]
         assert any("$.files[" in finding["where"] for finding in found)
+
+
+def test_an_edited_ledger_is_found(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was changed with a database tool would train the wrong way, and the rows would look proved."""
+    ledger = made / "run.gristmill"
+    assert run(capsys, "import", made / "in", "--into", ledger).code == 0
+    assert run(capsys, "verify", ledger).code == 0
+    connection = sqlite3.connect(ledger)
+    connection.execute("update attempts set rollout_id = 'forged' where rollout_id = 'a'")
+    connection.commit()
+    connection.close()
+    done = run(capsys, "verify", ledger, "--json")
+    assert done.code == 1
+    assert codes(done) == {Code.LEDGER_DAMAGED}
+
+
+def test_an_input_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--overwrite` into the folder of the only copy of a capture must not destroy it."""
+    story = good_story(tmp_path / "a")
+    capture = tmp_path / "rows.jsonl"
+    capture.write_bytes((story / "capture.jsonl").read_bytes())
+    before = capture.read_bytes()
+    for words in (("rows",), ("export", "--to", "jsonl")):
+        ran = run(capsys, *words, capture, "--result", story / "result.json", "--out", tmp_path, "--overwrite")
+        assert ran.code == 3
+    assert capture.read_bytes() == before

@@ -132,6 +132,7 @@ def write_export(
             train_model=choice.train_model,
             mode=mode,
             overwrite=overwrite,
+            inputs=captures.paths,
         ) as writer,
         progress("rollouts") as step,
     ):

@@ -91,6 +91,7 @@ def write_folder(captures: Captures, choice: Choice, mode: RowMode, folder: Path
         train_model=choice.train_model,
         mode=mode,
         overwrite=overwrite,
+        inputs=captures.paths,
     ) as writer:
         for capture, outcome in _outcomes(captures, choice, mode):
             writer.add(capture, outcome)

@@ -6,6 +6,7 @@ JSON: `{"findings": [{code, where, message, evidence}], "checked": {rollouts, ca
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from gristmill.cli.attempts import Captures, takes_captures
+from gristmill.cli.attempts import Attempt, Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
 from gristmill.cli.failure import DATA_FAILED
 from gristmill.cli.plural import counted
-from gristmill.errors import ConfigError
+from gristmill.errors import Code, ConfigError
 
 if TYPE_CHECKING:
     from gristmill.cli.funnel import Tally
     from gristmill.export import FolderCheck, Manifest
+    from gristmill.ledger import SqliteReader
     from gristmill.reconstruction import Finding
 
 __all__ = ["Checked", "command", "finding_json", "findings"]
@@ -94,6 +96,28 @@ def _as_in(manifest: Manifest, choice: Choice) -> Choice:
     )
 
 
+class _Ledgers:
+    """The ledgers that attempts come from, each opened once, to check what they store against itself."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._open: dict[Path, SqliteReader | None] = {}
+
+    def check(self, attempt: Attempt) -> Iterator[Finding]:
+        """Check one attempt; captures in files store nothing twice."""
+        from gristmill.cli.store import is_ledger, reading
+        from gristmill.ledger import AttemptKey
+        from gristmill.reconstruction import Finding
+
+        source = attempt.source
+        if source not in self._open:
+            self._open[source] = self._stack.enter_context(reading(source)) if is_ledger(source) else None
+        ledger = self._open[source]
+        if ledger is not None:
+            for sentence in ledger.check(AttemptKey(attempt.capture.rollout_id, attempt.capture.attempt)):
+                yield Finding(Code.LEDGER_DAMAGED, "ledger", sentence)
+
+
 def findings(
     captures: Captures, choice: Choice, folder: FolderCheck | None, tally: Tally, checked: Checked
 ) -> Iterator[Finding]:
@@ -105,18 +129,20 @@ def findings(
     mode = RowMode.MERGED if folder is None else folder.manifest.mode
     needs = "rows" if folder is None else folder.needs
     captures.exchanges = True
-    for attempt in captures:
-        outcome = decide(attempt, choice, needs, mode)
-        tally.add(attempt.capture, outcome)
-        checked.rollouts += 1
-        checked.calls += len(attempt.capture.records)
-        named = f"rollout={attempt.capture.rollout_id}"
-        for finding in check_capture(attempt.capture):
-            yield msgspec.structs.replace(finding, where=f"{named} {finding.where}")
-        if folder is not None:
-            for finding in folder.check(attempt.capture, attempt.result, outcome):
+    with contextlib.ExitStack() as stack:
+        ledgers = _Ledgers(stack)
+        for attempt in captures:
+            outcome = decide(attempt, choice, needs, mode)
+            tally.add(attempt.capture, outcome)
+            checked.rollouts += 1
+            checked.calls += len(attempt.capture.records)
+            named = f"rollout={attempt.capture.rollout_id}"
+            for finding in (*ledgers.check(attempt), *check_capture(attempt.capture)):
                 yield msgspec.structs.replace(finding, where=f"{named} {finding.where}")
-            checked.rows = folder.rows_checked
+            if folder is not None:
+                for finding in folder.check(attempt.capture, attempt.result, outcome):
+                    yield msgspec.structs.replace(finding, where=f"{named} {finding.where}")
+                checked.rows = folder.rows_checked
     if folder is not None:
         yield from folder.finish(
             policy=choice.policy, options=choice.options, train_model=choice.train_model, whole=captures.whole

@@ -33,6 +33,7 @@ from gristmill.selection import Rejected, Selection
 
 __all__ = ["FolderCheck"]
 
+_DATA_SUFFIXES: Final = frozenset({".parquet", ".jsonl"})
 _OF_ALL_ROLLOUTS: Final = ("rollouts", "funnel", "rejected", "forks", "context_tokens", "losses")
 
 
@@ -150,6 +151,15 @@ class FolderCheck:
         if whole:
             yield from self._unknown()
         yield from self._manifest(policy, options, train_model, whole)
+        yield from self._unlisted()
+
+    def _unlisted(self) -> Iterator[Finding]:
+        """Find data files that the manifest does not list: whoever loads the folder by a pattern loads them too."""
+        listed = {entry.name for entry in self.manifest.files}
+        for entry in sorted(self.folder.iterdir()):
+            if entry.suffix.lower() in _DATA_SUFFIXES and entry.name not in listed:
+                message = f"expected listed files only, got {entry.name}: a file that the manifest does not list"
+                yield Finding(Code.MANIFEST_DIFFERS, str(entry), message)
 
     def _unknown(self) -> Iterator[Finding]:
         for (rollout_id, attempt), count, where in self._records.left():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -126,15 +126,18 @@ class Folder:
     Args:
         path: of the folder, made if it is not there.
         overwrite: replace what is there.
+        inputs: files that are read for this export and must not be replaced.
 
     Raises:
         ExportError: `output_exists`, `file_unreadable`.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool) -> None:
+    def __init__(self, path: Path, *, overwrite: bool, inputs: Collection[Path] = ()) -> None:
         self.path = path
         self.parts: list[Part] = []
         with writing(path):
+            _refuse_inputs(path, inputs)
+            _refuse_other(path)
             self._made = not path.exists()
             if not self._made and not overwrite and any(path.iterdir()):
                 raise ExportError(
@@ -187,6 +190,40 @@ class Folder:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
         self.parts = []
+
+
+def _refuse_inputs(folder: Path, inputs: Collection[Path]) -> None:
+    """Refuse a folder whose files, those that an export replaces or takes away, are among the inputs."""
+    there = list(folder.iterdir()) if inputs and folder.is_dir() else []
+    replaced = [entry for entry in there if _is_ours(entry.name) or entry.name == MANIFEST_NAME]
+    for given in inputs:
+        for entry in (folder, *replaced):
+            # The input itself or, where it is a folder of inputs, the folder that is written to.
+            if given.exists() and entry.exists() and given.samefile(entry):
+                raise ExportError(
+                    f"expected another folder to write to: {entry} is an input and would be replaced",
+                    code=Code.OUTPUT_EXISTS,
+                    where=str(entry),
+                    hint="name another folder for the output; inputs are never replaced",
+                )
+
+
+def _refuse_other(path: Path) -> None:
+    """Refuse a path where something stands that is no folder, and say what."""
+    if path.is_dir():
+        return
+    if path.is_symlink() and not path.exists():
+        got = f"a symbolic link to {path.readlink()}, which is not there"
+    elif path.exists():
+        got = "a file" if path.is_file() else "neither a folder nor a file"
+    else:
+        return
+    raise ExportError(
+        f"expected a folder or nothing yet, {path} is {got}",
+        code=Code.OUTPUT_EXISTS,
+        where=str(path),
+        hint="name another folder for the output",
+    )
 
 
 def _sync(folder: Path) -> None:

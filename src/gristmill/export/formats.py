@@ -13,7 +13,7 @@ Not here: how files are written (writer and what it names), and trainers' own fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -98,7 +98,7 @@ FORMATS: Final[Mapping[str, Format]] = {
 """The formats, the default one first."""
 
 
-def open_export(
+def open_export(  # noqa: PLR0913 - one call opens every format
     name: str,
     folder: Path,
     *,
@@ -108,6 +108,7 @@ def open_export(
     mode: RowMode = RowMode.MERGED,
     overwrite: bool = False,
     advantage: str | None = None,
+    inputs: Collection[Path] = (),
 ) -> ExportWriter:
     """Open a folder for an export.
 
@@ -118,6 +119,7 @@ def open_export(
         mode: how they become rows, or conversations: one per path of calls that continue each other, or one per call.
         overwrite: replace what is there.
         advantage: how advantages were computed; none of these formats takes any but None, which leaves them null.
+        inputs: files that are read for this export: where one of them would be replaced, nothing is written.
 
     Raises:
         ConfigError: `option_invalid`: there is no such format or advantage.
@@ -130,7 +132,7 @@ def open_export(
         message = f"expected no advantage, got {advantage!r}: none can be computed yet"
         raise ConfigError(message, code=Code.OPTION_INVALID, where="--advantage")
     settings = ExportSettings(format=name, policy=policy, options=options, train_model=train_model, mode=mode)
-    place = Folder(folder, overwrite=overwrite)
+    place = Folder(folder, overwrite=overwrite, inputs=inputs)
     try:
         with writing(folder):
             return ExportWriter(place, _records(settings, place), settings)

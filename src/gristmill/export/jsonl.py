@@ -8,7 +8,7 @@ Not here: one row as a line (row_json), and the folder around the file (folder, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -73,6 +73,7 @@ class RowsWriter:
         policy, options, train_model: how calls are selected, for the manifest.
         mode: how they become rows.
         overwrite: replace what is there.
+        inputs: files that are read for this export: where one of them would be replaced, nothing is written.
 
     Raises:
         ExportError: `output_exists`, `file_unreadable`.
@@ -87,9 +88,10 @@ class RowsWriter:
         mode: RowMode,
         train_model: str | None = None,
         overwrite: bool = False,
+        inputs: Collection[Path] = (),
     ) -> None:
         settings = ExportSettings(format=JSONL, policy=policy, options=options, train_model=train_model, mode=mode)
-        place = Folder(folder, overwrite=overwrite)
+        place = Folder(folder, overwrite=overwrite, inputs=inputs)
         with writing(folder):
             self.writer = ExportWriter(place, JsonlRows(place), settings)
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -80,6 +82,12 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class _Schema(msgspec.Struct):
     schema: int
+
+
+class _RepeatedKey(Exception):
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
 
 
 _line_decoder: Final = msgspec.json.Decoder(_Line)
@@ -169,7 +177,34 @@ def decode_row(data: bytes, where: str) -> Row:
             line.extras.media,
         ),
     }
-    return Row(**fields)
+    row = Row(**fields)
+    _refuse_repeated_keys(row, data, where)
+    return row
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    seen = set[str]()
+    for key, _ in pairs:
+        if key in seen:
+            raise _RepeatedKey(key)
+        seen.add(key)
+
+
+# Only keys are of interest: numbers stay texts.
+_unique_decoder: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_int=str, parse_float=str)
+
+
+def _refuse_repeated_keys(row: Row, data: bytes, where: str) -> None:
+    """Refuse a line in which a key occurs twice: some readers see the first value, some the last."""
+    with suppress(ExportError):
+        # A line as it was written repeats none, and this is many times faster than looking for it.
+        if encode_row(row) == data.strip():
+            return
+    try:
+        _unique_decoder.decode(data.decode())
+    except _RepeatedKey as error:
+        message = f"expected a row whose keys are unique, got {error.key!r} twice"
+        raise DecodeError(message, code=Code.ROW_MALFORMED, where=where) from error
 
 
 def _float32(values: list[float], where: str) -> Float32Array:

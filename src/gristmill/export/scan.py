@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from gristmill.canonical import loads
 from gristmill.errors import Code, DecodeError
 from gristmill.export.manifest import FileEntry
 from gristmill.export.writer import RecordDigest
@@ -86,6 +87,16 @@ class _Line(NamedTuple):
 _named: Final = msgspec.json.Decoder(_Named)
 
 
+def _named_of(data: bytes) -> _Named:
+    """Read what a line names; a lone surrogate, which JSON can escape and msgspec refuses, is kept."""
+    try:
+        return _named.decode(data)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        return msgspec.convert(loads(data), _Named)
+
+
 class LineScan:
     """A file of JSON lines.
 
@@ -120,8 +131,8 @@ class LineScan:
 
     def _place(self, line: _Line, data: bytes) -> None:
         try:
-            named = _named.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            named = _named_of(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, DecodeError):
             self._nameless.append(line)
             return
         self.ids.add(named.row_id or named.record_id)

@@ -21,7 +21,18 @@ from gristmill.ledger.protocol import AttemptKey
 from gristmill.ledger.schema import CallRow, TokenRow
 from gristmill.records import RECORD_SCHEMA, CallRecord, Delivery, TokenDelta
 
-__all__ = ["TokenBlobs", "check_delta", "checksum", "encode_record", "pack_delta", "read_delta", "read_record"]
+__all__ = [
+    "TokenBlobs",
+    "as_read",
+    "check_delta",
+    "checksum",
+    "encode_record",
+    "exchange_checksum",
+    "pack_delta",
+    "read_delta",
+    "read_record",
+    "result_checksum",
+]
 
 _IDS: Final = np.dtype("<i4")
 _LOGPROBS: Final = np.dtype("<f4")
@@ -60,6 +71,17 @@ def checksum(*blobs: bytes | None) -> int:
     return value
 
 
+def exchange_checksum(request: bytes, reply: bytes, headers: bytes, status: int | None) -> int:
+    """Checksum of all that an exchange row holds."""
+    return checksum(request, reply, headers, None if status is None else b"%d" % status)
+
+
+def result_checksum(value: bytes, metadata: bytes, reward: float | None, group_id: str | None) -> int:
+    """Checksum of all that a result row holds."""
+    reward_text = None if reward is None else float(reward).hex().encode()
+    return checksum(value, metadata, reward_text, None if group_id is None else group_id.encode())
+
+
 def encode_record(key: AttemptKey, record: CallRecord) -> bytes:
     """Encode a record as one of this attempt.
 
@@ -70,6 +92,23 @@ def encode_record(key: AttemptKey, record: CallRecord) -> bytes:
     try:
         return msgspec.msgpack.encode(record)
     except (UnicodeEncodeError, OverflowError, TypeError) as error:
+        raise LedgerError(
+            f"expected a record that can be stored, got one with {error}",
+            code=Code.OPTION_INVALID,
+            where=f"call={record.model_call_id!r}",
+        ) from error
+
+
+def as_read(key: AttemptKey, record: CallRecord) -> CallRecord:
+    """Return a record as one of this attempt, as it will be read back.
+
+    Raises:
+        LedgerError: `option_invalid`, a field holds what cannot be stored.
+    """
+    encoded = encode_record(key, record)
+    try:
+        return _decode_record(encoded)
+    except msgspec.ValidationError as error:
         raise LedgerError(
             f"expected a record that can be stored, got one with {error}",
             code=Code.OPTION_INVALID,

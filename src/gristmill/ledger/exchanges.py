@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from gristmill.canonical import loads
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.bodies import Piece, cut, expander, piece_digest, written
-from gristmill.ledger.calls import checksum
+from gristmill.ledger.calls import exchange_checksum
 from gristmill.ledger.schema import PARTS, BodyRow, ExchangeRow
 from gristmill.records import Exchange
 
@@ -105,7 +105,7 @@ class StoredExchanges(Mapping[str, Exchange]):
 
     def __init__(self, rows: Mapping[str, ExchangeRow], texts: Mapping[int, bytes]) -> None:
         for call_id, row in rows.items():
-            if checksum(row.request, row.reply, row.headers) != row.checksum:
+            if exchange_checksum(row.request, row.reply, row.headers, row.status) != row.checksum:
                 raise _damaged(f"exchange of call={call_id}")
         self._rows: Final = rows
         self._texts: Final = texts

@@ -13,10 +13,10 @@ import msgspec
 
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.book import AttemptBook, Library, name_of
-from gristmill.ledger.calls import check_delta, checksum
+from gristmill.ledger.calls import as_read, check_delta
 from gristmill.ledger.protocol import AttemptKey, AttemptState, Imported, StoredCall
 from gristmill.ledger.reader import find_attempt, read_capture, read_late, read_result
-from gristmill.ledger.schema import INTENTS, RESULTS, IntentRow, ResultRow, part_no
+from gristmill.ledger.schema import INTENTS, RESULTS, IntentRow, part_no
 from gristmill.ledger.snapshot import snapshot_id
 from gristmill.ledger.writes import add_call, check_base, prepare_call, prepare_result
 from gristmill.records import Capture, LostCall, Result, TokenDelta
@@ -25,11 +25,13 @@ __all__ = ["Import", "calls_of", "differs", "own_capture"]
 
 
 def own_capture(capture: Capture) -> Capture:
-    """Return a capture whose records name its attempt."""
-    records = tuple(
-        msgspec.structs.replace(record, rollout_id=capture.rollout_id, attempt=capture.attempt)
-        for record in capture.records
-    )
+    """Return a capture whose records name its attempt, and are as they will be read back.
+
+    Raises:
+        LedgerError: `option_invalid`, a record cannot be stored.
+    """
+    key = AttemptKey(capture.rollout_id, capture.attempt)
+    records = tuple(as_read(key, record) for record in capture.records)
     return msgspec.structs.replace(capture, records=records)
 
 
@@ -100,7 +102,7 @@ class Import(NamedTuple):
             if not book.attempt_no:
                 _add(library, key, capture, result, digest)
                 added += 1
-            elif digest == (book.snapshot_id or _stored_digest(library, key)):
+            elif digest == _stored_digest(library, key):
                 unchanged += 1
             else:
                 raise differs(key)
@@ -110,6 +112,8 @@ class Import(NamedTuple):
 
 
 def _stored_digest(library: Library, key: AttemptKey) -> str:
+    # What the attempt's row says of its content may have been edited; the content decides.
+    library.write_rows()
     connection = library.connection
     row = find_attempt(connection, key)
     capture = read_capture(connection, row, exchanges=True)
@@ -127,8 +131,7 @@ def _add(library: Library, key: AttemptKey, capture: Capture, result: Result | N
     for position, lost in enumerate(capture.lost):
         _add_lost(library, book, position, lost)
     if prepared is not None:
-        crc = checksum(prepared.value, prepared.metadata)
-        library.insert(RESULTS, ResultRow(book.attempt_no, *prepared, crc))
+        library.insert(RESULTS, prepared.row(book.attempt_no))
     book.state = AttemptState.FROZEN
     library.change(book)
     book.snapshot_id = digest

@@ -240,6 +240,11 @@ class MemoryLedger:
         attempt = self._known(key)
         return tuple(attempt.delivered(call) for call in attempt.late)
 
+    def check(self, key: AttemptKey) -> tuple[str, ...]:
+        """Say where what is stored of an attempt contradicts itself: nowhere."""
+        self._known(key)
+        return ()
+
     def import_attempts(self, attempts: Iterable[tuple[Capture, Result | None]]) -> Imported:
         """Add whole attempts, frozen: all of them or none."""
         fresh: dict[AttemptKey, _Attempt] = {}

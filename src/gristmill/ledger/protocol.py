@@ -209,6 +209,16 @@ class Ledger(Protocol):
         """
         ...
 
+    def check(self, key: AttemptKey) -> tuple[str, ...]:
+        """Say, a sentence each, where what is stored of an attempt contradicts itself; empty where it does not.
+
+        A store that nobody else can write to has nothing to say.
+
+        Raises:
+            LedgerError: `rollout_unknown`.
+        """
+        ...
+
     def import_attempts(self, attempts: Iterable[tuple[Capture, Result | None]]) -> Imported:
         """Add whole attempts, frozen: all of them or none. One that is there with the same content is passed over.
 

@@ -14,7 +14,7 @@ from gristmill.canonical import loads
 from gristmill.captures.exact import plain_numbers
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.book import unknown_attempt
-from gristmill.ledger.calls import checksum, read_delta, read_record
+from gristmill.ledger.calls import read_delta, read_record, result_checksum
 from gristmill.ledger.exchanges import StoredExchanges, stored_texts
 from gristmill.ledger.protocol import LATE_REASON, AttemptKey, StoredCall
 from gristmill.ledger.schema import (
@@ -32,7 +32,7 @@ from gristmill.ledger.schema import (
 )
 from gristmill.records import CallRecord, Capture, Delivery, LostCall, Result, TokenDelta
 
-__all__ = ["find_attempt", "read_capture", "read_late", "read_result"]
+__all__ = ["find_attempt", "read_calls", "read_capture", "read_late", "read_result"]
 
 _IN_ATTEMPT = "WHERE {0} BETWEEN ? AND ? ORDER BY {0}"
 _CALLS_IN_ATTEMPT = _IN_ATTEMPT.format("call_no")
@@ -60,7 +60,7 @@ def read_capture(
         LedgerError: `ledger_damaged`, `schema_unsupported`.
     """
     bounds = part_range(attempt.attempt_no)
-    calls = _calls(connection, bounds)
+    calls = read_calls(connection, attempt)
     by_no = {row.call_no: record for row, record in calls if not row.late}
     lost = [
         LostCall(model_call_id=row.call_id, parent_call_id=row.parent_call_id, maybe_received=bool(row.maybe_received))
@@ -91,7 +91,7 @@ def read_capture(
 def read_late(connection: sqlite3.Connection, attempt: AttemptRow) -> tuple[StoredCall, ...]:
     """Read the outcomes that came after an attempt had finished; `LedgerError` as `read_capture`."""
     bounds = part_range(attempt.attempt_no)
-    by_no = {row.call_no: record for row, record in _calls(connection, bounds) if row.late}
+    by_no = {row.call_no: record for row, record in read_calls(connection, attempt) if row.late}
     if not by_no:
         return ()
     deltas = _deltas(connection, bounds, by_no)
@@ -102,7 +102,9 @@ def read_late(connection: sqlite3.Connection, attempt: AttemptRow) -> tuple[Stor
     )
 
 
-def _calls(connection: sqlite3.Connection, bounds: tuple[int, int]) -> list[tuple[CallRow, CallRecord]]:
+def read_calls(connection: sqlite3.Connection, attempt: AttemptRow) -> list[tuple[CallRow, CallRecord]]:
+    """Read the rows of an attempt's outcomes, late ones included, with the records they hold; as `read_capture`."""
+    bounds = part_range(attempt.attempt_no)
     deliveries = {
         row.call_id: Delivery(row.state)
         for row in DELIVERIES.rows(connection, _IN_ATTEMPT.format("delivery_no"), bounds)
@@ -143,7 +145,7 @@ def read_result(connection: sqlite3.Connection, attempt: AttemptRow) -> Result |
     row = RESULTS.one(connection, "WHERE attempt_no = ?", (attempt.attempt_no,))
     if row is None:
         return None
-    if checksum(row.value, row.metadata) != row.checksum:
+    if result_checksum(row.value, row.metadata, row.reward, row.group_id) != row.checksum:
         raise LedgerError(
             f"expected the result of {attempt.rollout_id}/{attempt.attempt} as it was written, got other bytes",
             code=Code.LEDGER_DAMAGED,

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
 
+from gristmill.canonical import JsonValue
+from gristmill.captures.exact import plain_numbers
+from gristmill.captures.reply import Unexpected
 from gristmill.ledger.bodies import written
 from gristmill.ledger.exchanges import ExchangeTexts, StoredExchanges, exchange_texts
 from gristmill.ledger.protocol import StoredCall
-from gristmill.records import Capture, Exchange, Result, TokenDelta
+from gristmill.records import Capture, Exchange, LostCall, Result, TokenDelta
 
 __all__ = ["snapshot_id"]
+
+_NO_OUTCOME: Final = LostCall(model_call_id="").reason
 
 
 class _Digest(Protocol):
@@ -39,7 +44,8 @@ def snapshot_id(capture: Capture, result: Result | None, late: Iterable[StoredCa
         LedgerError: `option_invalid`, a result or exchange is no JSON.
     """
     digest = sha256(b"gristmill-snapshot-2\n")
-    _add(digest, msgspec.json.encode((capture.rollout_id, capture.attempt, capture.records, capture.lost)))
+    lost = tuple(map(_with_default, capture.lost))
+    _add(digest, msgspec.json.encode((capture.rollout_id, capture.attempt, capture.records, lost)))
     for call_id in sorted(capture.tokens):
         _add_delta(digest, call_id, capture.tokens[call_id])
     for call_id, texts in _texts(capture.exchanges):
@@ -55,8 +61,21 @@ def snapshot_id(capture: Capture, result: Result | None, late: Iterable[StoredCa
         reward = None if result.reward is None else float(result.reward)
         _add(digest, msgspec.json.encode((reward, result.group_id)))
         _add(digest, written(result.value, "$.result"))
-        _add(digest, written(dict(result.metadata), "$.metadata"))
+        _add(digest, written(_read_back(dict(result.metadata)), "$.metadata"))
     return digest.hexdigest()
+
+
+def _with_default(lost: LostCall) -> LostCall:
+    """Return an equal lost call that is written alike: msgspec leaves out a default only if it is the same object."""
+    return msgspec.structs.replace(lost, reason=_NO_OUTCOME) if lost.reason == _NO_OUTCOME else lost
+
+
+def _read_back(metadata: dict[str, object]) -> JsonValue:
+    """Return metadata as a ledger gives it back: with plain numbers."""
+    try:
+        return plain_numbers(metadata, "$.metadata")
+    except Unexpected:
+        return metadata
 
 
 def _texts(exchanges: Mapping[str, Exchange]) -> Iterator[tuple[str, ExchangeTexts]]:

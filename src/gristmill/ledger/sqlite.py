@@ -25,6 +25,7 @@ from typing import Final, Self, TypeVar
 
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.book import Library, check_names
+from gristmill.ledger.check import check_attempt
 from gristmill.ledger.database import (
     check_file,
     check_version,
@@ -159,6 +160,21 @@ class SqliteReader:
         """Return the outcomes that came after the attempt had finished, in commit order."""
         with self._reading() as connection:
             return read_late(connection, find_attempt(connection, key))
+
+    def check(self, key: AttemptKey) -> tuple[str, ...]:
+        """Say where what is stored of an attempt contradicts itself; see `Ledger.check`."""
+        found: list[str] = []
+        try:
+            with self._reading() as connection:
+                row = find_attempt(connection, key)
+                # One at a time: what was found before the rows cannot be read any more stays.
+                for sentence in check_attempt(connection, row):
+                    found.append(sentence)
+        except LedgerError as error:
+            if error.code != Code.LEDGER_DAMAGED:
+                raise
+            found.append(error.message)
+        return tuple(found)
 
     def close(self) -> None:
         """Close the file."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.bodies import written
 from gristmill.ledger.book import AttemptBook, Library, closed_error, name_of
-from gristmill.ledger.calls import TokenBlobs, checksum, encode_record, pack_delta
+from gristmill.ledger.calls import TokenBlobs, checksum, encode_record, exchange_checksum, pack_delta, result_checksum
 from gristmill.ledger.exchanges import CutExchange, cut_exchange
 from gristmill.ledger.protocol import AttemptKey, AttemptState, StoredCall
 from gristmill.ledger.schema import (
@@ -87,6 +87,11 @@ class PreparedResult(NamedTuple):
     group_id: str | None
     value: bytes
     metadata: bytes
+
+    def row(self, attempt_no: int) -> ResultRow:
+        """Return the row of an attempt's result."""
+        crc = result_checksum(self.value, self.metadata, self.reward, self.group_id)
+        return ResultRow(attempt_no, *self, crc)
 
 
 def prepare_call(key: AttemptKey, call: StoredCall) -> PreparedCall:
@@ -242,7 +247,7 @@ def add_call(library: Library, book: AttemptBook, call: PreparedCall, ordinal: i
         library.unsaved_bytes += len(tokens.ids) + len(tokens.logprobs)
     if exchange is not None:
         request, reply, headers = (library.store(book, piece) for piece in exchange[:3])
-        crc = checksum(request, reply, headers)
+        crc = exchange_checksum(request, reply, headers, exchange.status)
         library.add(EXCHANGES, ExchangeRow(call_no, request, reply, headers, exchange.status, crc))
     book.next_call += 1
     book.next_ordinal = ordinal + 1
@@ -304,8 +309,7 @@ class Finish(NamedTuple):
         """Store the result; the same one again changes nothing."""
         library.look(self.key)
         book = library.begin(self.key)
-        crc = checksum(self.result.value, self.result.metadata)
-        row = ResultRow(book.attempt_no, *self.result, crc)
+        row = self.result.row(book.attempt_no)
         stored = RESULTS.one(library.connection, "WHERE attempt_no = ?", (book.attempt_no,))
         if stored == row:
             return
