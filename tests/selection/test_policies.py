@@ -325,3 +325,41 @@ def test_a_policy_cannot_reorder_the_capture() -> None:
         return list(records), None
 
     assert call_policy(greedy, TWO, {}).selected == (0, 1)
+
+
+class TakesAnything:
+    """A policy class that says nothing about its options."""
+
+    def __init__(self, **options: str) -> None:
+        if "mood" in options:
+            raise TypeError("no moods here")
+        self.options = options
+
+    def __call__(self, records: Any, result: Any) -> Any:
+        return list(records), records[-1].response_id
+
+
+class Untold:
+    """A callable whose signature cannot be read."""
+
+    __signature__ = "not a signature"
+
+    def __call__(self, records: Any, result: Any, **options: str) -> Any:
+        return list(records), records[-1].response_id
+
+
+untold = Untold()
+
+
+def test_options_of_a_policy_that_takes_any() -> None:
+    """A policy that takes keyword arguments decides itself which it knows; what it refuses is a refused option."""
+    policy = resolve_selection_policy(f"{__name__}:TakesAnything", {"tone": "dry"})
+    assert policy.options == {"tone": "dry"}  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError) as caught:
+        resolve_selection_policy(f"{__name__}:TakesAnything", {"mood": "good"})
+    assert caught.value.code is Code.POLICY_OPTION_INVALID
+
+
+def test_options_of_a_policy_without_a_signature() -> None:
+    """Options are handed on where nothing can be said about them."""
+    assert callable(resolve_selection_policy(f"{__name__}:untold", {"tone": "dry"}))

@@ -382,3 +382,18 @@ def test_ids_inside_a_span_of_several_items() -> None:
     assert refusal([cut], history(said("a", id="m1"), whole)).code is Code.MATCH_MISSING
     longer = {**said("b", id="m1"), "tool_calls": [{"id": "t", "function": {"name": "f"}}]}
     assert refusal([call("c1", said("b", id="m1"))], history(longer)).code is Code.MATCH_MISSING
+
+
+def test_work_is_bounded_where_replies_show_nothing() -> None:
+    """A harness that returns hundreds of empty messages must get an answer at once, not after minutes."""
+    records = [call(f"c{number}", said("")) for number in range(300)]
+    error = refusal(records, {"messages": [said("") for _ in range(300)]})
+    assert error.code is Code.MATCH_UNDECIDED
+
+
+def test_work_is_bounded_where_all_ids_are_renamed() -> None:
+    """Hundreds of equal tool calls under new ids must be refused at once, not compared pair by pair."""
+    records = [call(f"c{number}", function_call(f"own-{number}")) for number in range(300)]
+    returned = [function_call(f"new-{number}") for number in range(300)]
+    error = refusal(records, history(*returned), tool_call_ids="renamed")
+    assert error.code is Code.MATCH_UNDECIDED
