@@ -145,6 +145,24 @@ class Code(StrEnum):
     LEDGER_CLOSED = "ledger_closed"
     ATTEMPT_CLOSED = "attempt_closed"
     ATTEMPT_DIFFERS = "attempt_differs"
+    KEY_EXISTS = "key_exists"
+    # The gateway refuses a request, or a call fails in it.
+    KEY_MISSING = "key_missing"
+    KEY_UNKNOWN = "key_unknown"
+    KEY_FORBIDDEN = "key_forbidden"
+    HOST_REFUSED = "host_refused"
+    ROUTE_UNKNOWN = "route_unknown"
+    BODY_TOO_LARGE = "body_too_large"
+    REQUEST_MALFORMED = "request_malformed"
+    PARAMETER_REFUSED = "parameter_refused"
+    MODEL_UNKNOWN = "model_unknown"
+    GATEWAY_BUSY = "gateway_busy"
+    DISK_LOW = "disk_low"
+    NOT_DURABLE = "not_durable"
+    ENGINE_UNREACHABLE = "engine_unreachable"
+    ENGINE_LOST = "engine_lost"
+    ENGINE_UNFIT = "engine_unfit"
+    CLIENT_GONE = "client_gone"
     # Files, options, environment.
     FILE_UNREADABLE = "file_unreadable"
     FILE_MALFORMED = "file_malformed"
@@ -253,6 +271,23 @@ CODE_MEANINGS: Mapping[Code, str] = {
     Code.LEDGER_BUSY: "More writes are waiting for the ledger than it takes; try again later.",
     Code.LEDGER_CLOSED: "The ledger was closed, or belongs to another process.",
     Code.ATTEMPT_CLOSED: "The attempt has finished or is frozen and does not take this any more.",
+    Code.KEY_EXISTS: "Another attempt, or this one with other settings, has this rollout key or name already.",
+    Code.KEY_MISSING: "The request carries no key; the gateway serves nobody without one.",
+    Code.KEY_UNKNOWN: "The key is none of this gateway's, or was revoked.",
+    Code.KEY_FORBIDDEN: "The key does not permit this: another rollout's address, or an act of the administrator.",
+    Code.HOST_REFUSED: "The request comes from a browser page, or names a host that the gateway does not answer to.",
+    Code.ROUTE_UNKNOWN: "The gateway serves no such route, and forwards nothing that it does not know.",
+    Code.BODY_TOO_LARGE: "The request body is larger than the setting that the message names.",
+    Code.REQUEST_MALFORMED: "The request body is not what its dialect says.",
+    Code.PARAMETER_REFUSED: "The request sets a parameter that a harness may not set, or that cannot be carried over.",
+    Code.MODEL_UNKNOWN: "No configured model has this name.",
+    Code.GATEWAY_BUSY: "More calls are in flight than the setting allows; try again later.",
+    Code.DISK_LOW: "The ledger's disk has less free space than the setting asks for; no call is admitted.",
+    Code.NOT_DURABLE: "The call could not be made durable, so its reply was withheld.",
+    Code.ENGINE_UNREACHABLE: "No engine could be connected to, or it dropped the connection before it answered.",
+    Code.ENGINE_LOST: "The engine was silent for too long and its health check failed, or its answer broke off.",
+    Code.ENGINE_UNFIT: "The engine does not return what training capture needs.",
+    Code.CLIENT_GONE: "The client closed its connection before the reply was complete.",
     Code.ATTEMPT_DIFFERS: "The ledger holds this attempt, or its result, with other content.",
     Code.FILE_UNREADABLE: "A file cannot be read or written.",
     Code.FILE_MALFORMED: "A file does not hold what its format demands.",

@@ -1,0 +1,1 @@
+"""One module or package a dialect, each a `Front`."""

@@ -1,0 +1,1 @@
+"""Engines: adapters, connections, replicas and the probe."""

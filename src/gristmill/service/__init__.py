@@ -1,0 +1,1 @@
+"""Rollouts as a service: gateway, ledger and pipeline put together."""
