@@ -19,7 +19,9 @@ import numpy.typing as npt
 from gristmill.errors import Code
 
 __all__ = [
+    "OLDEST_SCHEMA",
     "RECORD_SCHEMA",
+    "UNLABELLED",
     "Atom",
     "CallId",
     "CallRecord",
@@ -46,10 +48,16 @@ __all__ = [
     "TokenDelta",
     "UInt8Array",
     "WeightSpan",
+    "schema_of",
 ]
 
-RECORD_SCHEMA = 1
-"""Version of the stored record kinds; readers accept older ones and refuse newer ones."""
+OLDEST_SCHEMA = 1
+RECORD_SCHEMA = 2
+"""Version of the stored record kinds; readers accept older ones and refuse newer ones.
+
+A record states the oldest version that has all of its fields (`schema_of`), so that a reader only refuses what it would
+misunderstand, and the digest of an attempt does not change with the version that reads it.
+"""
 
 CallId = NewType("CallId", str)
 RolloutId = NewType("RolloutId", str)
@@ -196,6 +204,10 @@ class Purpose(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     evidence: str = ""
 
 
+UNLABELLED = Purpose()
+"""Purpose of a call that nobody labelled: this one object is left out of what is written."""
+
+
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One captured model call, one per sampled choice, without its tokens.
 
@@ -205,6 +217,13 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     `sequence_digest` is over the ids of the whole sequence, `logprobs_digest` over the generation's float32
     log-probabilities, `chain_digest` over the base's chain digest and this delta; all None where tokens are absent.
+
+    Of a call through the gateway (schema 2): `requested_model` is the name the client asked for, `upstream` the label
+    of the engine that answered and `upstream_id` that engine's id of the reply; `engine_epoch` counts the engine's
+    starts; `weights_at_start` and `weights_at_end` are the last versions that were announced at dispatch and at
+    completion, which is weaker than `weight_versions`; `changes` are notes of what the gateway changed in the request,
+    each `verb:what`. `retry_of` names the earlier call whose request this one repeats, and `request_digest` is what
+    equal requests share.
     """
 
     model_call_id: str
@@ -248,8 +267,36 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     delivery: Delivery = Delivery.UNKNOWN
     admitted_at: float | None = None
     completed_at: float | None = None
-    purpose: Purpose = Purpose()
-    schema: int = RECORD_SCHEMA
+    purpose: Purpose = UNLABELLED
+    requested_model: str | None = None
+    upstream: str | None = None
+    upstream_id: str | None = None
+    engine_epoch: int | None = None
+    weights_at_start: str | None = None
+    weights_at_end: str | None = None
+    changes: tuple[str, ...] = ()
+    retry_of: str | None = None
+    request_digest: str | None = None
+    schema: int = OLDEST_SCHEMA
+
+
+def schema_of(record: CallRecord) -> int:
+    """Return the oldest schema that has all of a record's fields, or the one it states where that is newer."""
+    added = (
+        record.requested_model,
+        record.upstream,
+        record.upstream_id,
+        record.engine_epoch,
+        record.weights_at_start,
+        record.weights_at_end,
+        record.changes or None,
+        record.retry_of,
+        record.request_digest,
+    )
+    return max(record.schema, OLDEST_SCHEMA if added == _NOTHING_ADDED else 2)
+
+
+_NOTHING_ADDED = (None,) * 9
 
 
 class LostCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -263,7 +310,7 @@ class LostCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     parent_call_id: str | None = None
     reason: str = "no outcome was stored"
     maybe_received: bool = False
-    schema: int = RECORD_SCHEMA
+    schema: int = OLDEST_SCHEMA
 
 
 class TokenDelta(msgspec.Struct, frozen=True):

@@ -9,25 +9,48 @@ import numpy as np
 import pytest
 
 from gristmill.canonical import JsonNumber, RepeatedKeys, loads
-from gristmill.captures import CapturedRollout, CaptureFile, read_lines, read_result, write_lines
+from gristmill.captures import (
+    CallContext,
+    CapturedRollout,
+    CaptureFile,
+    calls_from_reply,
+    decode_reply,
+    read_lines,
+    read_result,
+    write_lines,
+)
 from gristmill.captures.call_line import CALL_KEYS
 from gristmill.captures.exact import dumps, plain_numbers
 from gristmill.captures.exchange_line import EXCHANGE_KEYS
 from gristmill.errors import Code, DecodeError, InternalError
 from gristmill.records import (
+    RECORD_SCHEMA,
     CallRecord,
     Capture,
     Delivery,
     Dialect,
     MediaSpan,
     ParentResolution,
+    Purpose,
     PurposeLabel,
     Result,
 )
+from gristmill.tokens import TokenBook
 from tests.captures.engine import FOLDER, load
 
 MESSAGE = {"role": "assistant", "content": "ok"}
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": [-0.5, -0.25]}
+ADDED: dict[str, Any] = {
+    "requested_model": "asked",
+    "upstream": "a",
+    "upstream_id": "chatcmpl-1",
+    "engine_epoch": 1,
+    "weights_at_start": "7",
+    "weights_at_end": "8",
+    "changes": ["removed:cache_salt"],
+    "retry_of": "c0",
+    "request_digest": "d",
+}
 CALL = {"model_call_id": "c1", "response_id": "r1", "output_items": [MESSAGE], **TOKENS}
 
 
@@ -411,6 +434,33 @@ def test_writing_little() -> None:
     )
     [line] = write_lines(Capture(rollout_id="r", records=(record,)))
     assert b"purpose" not in line
+
+
+# What only a gateway knows of a call must survive a file, and a reader that does not know it must refuse the line.
+def test_what_a_gateway_knows_is_written_and_read() -> None:
+    made = record(**ADDED, model="m")
+    assert {name: getattr(made, name) for name in ADDED} == {**ADDED, "changes": ("removed:cache_salt",)}
+    assert made.schema == RECORD_SCHEMA
+    [line] = write_lines(Capture(rollout_id="rollout", records=(msgspec.structs.replace(made, usable=False),)))
+    assert json.loads(line)["schema"] == RECORD_SCHEMA
+    [rollout] = read_lines([line]).rollouts.values()
+    assert all(getattr(rollout.capture.records[0], name) == getattr(made, name) for name in (*ADDED, "model", "schema"))
+    [plain] = write_lines(Capture(rollout_id="rollout", records=(record(),)))
+    assert "schema" not in json.loads(plain)
+    assert record(requested_model="asked").model == "asked"
+
+
+# The path of a call in a gateway: all of it in the context, and each choice's record has it.
+def test_a_context_passes_on_what_a_gateway_knows() -> None:
+    reply = decode_reply("chat", body=json.dumps({"id": "r", "choices": [{"message": MESSAGE}] * 2}).encode())
+    stated = {**ADDED, "changes": ("removed:cache_salt",)}
+    purpose = Purpose(PurposeLabel.SUBAGENT, "header")
+    context = CallContext(model_call_id="c", request={"model": "body"}, purpose=purpose, **stated)
+    for made, _ in calls_from_reply(reply, context, TokenBook()):
+        assert {name: getattr(made, name) for name in ADDED} == stated
+        assert (made.purpose, made.schema, made.model) == (purpose, RECORD_SCHEMA, "asked")
+    [plain, _] = calls_from_reply(reply, CallContext(model_call_id="c", request={"model": "body"}), TokenBook())
+    assert (plain.record.schema, plain.record.model) == (1, "body")
 
 
 # What goes through our own writer comes back as exactly the same value.

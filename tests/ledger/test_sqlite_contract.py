@@ -25,7 +25,7 @@ from gristmill.ledger import (
     StoredCall,
     snapshot_id,
 )
-from gristmill.records import Capture, Delivery, Exchange, LostCall, Result, TokenDelta
+from gristmill.records import RECORD_SCHEMA, Capture, Delivery, Exchange, LostCall, Result, TokenDelta
 from tests.ledger.attempts import ODD_JSON, chain, comparable, fill, lone, same_tokens
 
 KEY = AttemptKey("r", 0)
@@ -62,6 +62,25 @@ def test_what_is_committed_is_read_back(ledger: Ledger) -> None:
         assert call.tokens is not None
         assert same_tokens(capture.tokens[record.model_call_id], call.tokens)
         assert capture.exchanges[record.model_call_id] == call.exchange
+
+
+def test_what_a_gateway_knows_of_a_call_is_kept(ledger: Ledger) -> None:
+    # Which engine, which weights, which retry: nothing else remembers it.
+    call = lone(
+        "c",
+        requested_model="asked",
+        upstream="a",
+        upstream_id="chatcmpl-1",
+        engine_epoch=3,
+        weights_at_start="7",
+        weights_at_end="8",
+        changes=("removed:cache_salt",),
+        retry_of="b",
+        request_digest="d",
+    )
+    ledger.commit(KEY, call)
+    [record] = ledger.read(KEY)[0].records
+    assert record == msgspec.structs.replace(call.record, rollout_id="r", schema=RECORD_SCHEMA)
 
 
 def test_parts_can_be_left_out(ledger: Ledger) -> None:

@@ -20,14 +20,17 @@ from gristmill.captures.request import media_digests, model_asked_for, sampling_
 from gristmill.errors import Code
 from gristmill.fingerprint import output_items
 from gristmill.lineage import request_digests
-from gristmill.records import CallRecord, Delivery, ParentResolution, TokenDelta
+from gristmill.records import UNLABELLED, CallRecord, Delivery, ParentResolution, Purpose, TokenDelta, schema_of
 from gristmill.tokens import TokenBook, UnusableTokens, check_tokens
 
 __all__ = ["CallContext", "MadeCall", "calls_from_reply", "choice_call_id", "with_tokens"]
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a call beside its reply: ids, the request body, and what became of the reply."""
+    """What is known of a call beside its reply: ids, the request body, and what became of the reply.
+
+    The fields from `purpose` on are those of `CallRecord`.
+    """
 
     model_call_id: str
     rollout_id: str = "rollout"
@@ -41,6 +44,16 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     delivery: Delivery = Delivery.UNKNOWN
     admitted_at: float | None = None
     completed_at: float | None = None
+    purpose: Purpose = UNLABELLED
+    requested_model: str | None = None
+    upstream: str | None = None
+    upstream_id: str | None = None
+    engine_epoch: int | None = None
+    weights_at_start: str | None = None
+    weights_at_end: str | None = None
+    changes: tuple[str, ...] = ()
+    retry_of: str | None = None
+    request_digest: str | None = None
 
 
 class MadeCall(NamedTuple):
@@ -81,7 +94,7 @@ def calls_from_reply(reply: Reply, context: CallContext, book: TokenBook) -> tup
             parent_call_id=context.parent_call_id,
             parent_resolution=context.parent_resolution or resolution,
             dialect=reply.dialect,
-            model=reply.model or model_asked_for(context.request),
+            model=reply.model or context.requested_model or model_asked_for(context.request),
             session_id=context.session_id,
             parent_session_id=context.parent_session_id,
             response_status=str(choice.response_status),
@@ -100,7 +113,18 @@ def calls_from_reply(reply: Reply, context: CallContext, book: TokenBook) -> tup
             delivery=context.delivery,
             admitted_at=context.admitted_at,
             completed_at=context.completed_at,
+            purpose=context.purpose,
+            requested_model=context.requested_model,
+            upstream=context.upstream,
+            upstream_id=context.upstream_id,
+            engine_epoch=context.engine_epoch,
+            weights_at_start=context.weights_at_start,
+            weights_at_end=context.weights_at_end,
+            changes=context.changes,
+            retry_of=context.retry_of,
+            request_digest=context.request_digest,
         )
+        record = msgspec.structs.replace(record, schema=schema_of(record))
         made.append(with_tokens(record, choice, _reported(reply, choice), book))
     return tuple(made)
 

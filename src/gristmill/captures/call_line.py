@@ -32,7 +32,8 @@ from gristmill.errors import Code
 from gristmill.fingerprint import FINGERPRINT_VERSION, output_items
 from gristmill.lineage import RequestDigests, request_digests
 from gristmill.records import (
-    RECORD_SCHEMA,
+    OLDEST_SCHEMA,
+    UNLABELLED,
     CallRecord,
     Delivery,
     Dialect,
@@ -43,6 +44,7 @@ from gristmill.records import (
     Purpose,
     Sampling,
     WeightSpan,
+    schema_of,
 )
 
 __all__ = ["CALL_KEYS", "CallLine", "id_at", "parse_call", "parse_delivery", "time_at"]
@@ -60,6 +62,8 @@ CALL_KEYS = frozenset(
         "request_media", "request", "reply", "request_headers", "http_status", "delivered", "delivery",
         "admitted_at", "completed_at", "purpose", "context_digest", "continuation_digest",
         "continuation_digest_bare", "system_digest", "tools_digest", "fingerprint_version", "extras",
+        "upstream", "upstream_id", "engine_epoch", "weights_at_start", "weights_at_end", "changes",
+        "retry_of", "request_digest",
     }
 )
 # fmt: on
@@ -152,10 +156,11 @@ def parse_call(line: JsonObject, rollout_id: str, attempt: int) -> CallLine:
         fingerprint_version=count_at(line, "fingerprint_version", "$") or FINGERPRINT_VERSION,
         unusable_reason=reason,
         unusable_detail=detail,
-        schema=count_at(line, "schema", "$") or RECORD_SCHEMA,
+        schema=count_at(line, "schema", "$") or OLDEST_SCHEMA,
     )
+    record = _with_gateway(_with_circumstances(record, line, request), line)
     return CallLine(
-        record=_with_circumstances(record, line, request),
+        record=msgspec.structs.replace(record, schema=schema_of(record)),
         tokens=_tokens(line),
         completion_tokens=usage_of(line).completion_tokens,
         ordinal=count_at(line, "ordinal", "$"),
@@ -190,7 +195,23 @@ def _with_circumstances(record: CallRecord, line: JsonObject, request: JsonValue
         delivery=parse_delivery(line) or Delivery.UNKNOWN,
         admitted_at=time_at(line, "admitted_at"),
         completed_at=time_at(line, "completed_at"),
-        purpose=_given(line, "purpose", Purpose, Purpose()),
+        purpose=_given(line, "purpose", Purpose, UNLABELLED),
+    )
+
+
+def _with_gateway(record: CallRecord, line: JsonObject) -> CallRecord:
+    """Add what a gateway said of the call: names, engine, weights, changes, retry."""
+    return msgspec.structs.replace(
+        record,
+        requested_model=name_at(line, "requested_model", "$"),
+        upstream=name_at(line, "upstream", "$"),
+        upstream_id=name_at(line, "upstream_id", "$"),
+        engine_epoch=count_at(line, "engine_epoch", "$"),
+        weights_at_start=name_at(line, "weights_at_start", "$"),
+        weights_at_end=name_at(line, "weights_at_end", "$"),
+        changes=_given(line, "changes", tuple[str, ...], ()),
+        retry_of=id_at(line, "retry_of"),
+        request_digest=name_at(line, "request_digest", "$"),
     )
 
 

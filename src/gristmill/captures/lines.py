@@ -24,7 +24,7 @@ from gristmill.captures.exchange_line import EXCHANGE_KEYS, parse_exchange
 from gristmill.captures.fields import JsonObject, count_at, kind_of, name_at, number, object_at
 from gristmill.captures.reply import Unexpected, encodable
 from gristmill.errors import Code, DecodeError
-from gristmill.records import RECORD_SCHEMA, Capture, Delivery, LostCall, Result
+from gristmill.records import OLDEST_SCHEMA, RECORD_SCHEMA, Capture, Delivery, LostCall, Result
 
 __all__ = [
     "DEFAULT_ROLLOUT",
@@ -184,7 +184,7 @@ class _Reader:
         kind = line.get("kind", self.default_kind)
         if not isinstance(kind, str) or kind not in _KEYS:
             raise Unexpected("call, exchange, lost, delivery or result", repr(kind), "$.kind")
-        schema = count_at(line, "schema", "$") or RECORD_SCHEMA
+        schema = count_at(line, "schema", "$") or OLDEST_SCHEMA
         if schema > RECORD_SCHEMA:
             message = f"expected schema {RECORD_SCHEMA} or older, got {schema}"
             raise DecodeError(message, code=Code.SCHEMA_UNSUPPORTED, where=where)

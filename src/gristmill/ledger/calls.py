@@ -19,7 +19,7 @@ import numpy as np
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.protocol import AttemptKey
 from gristmill.ledger.schema import CallRow, TokenRow
-from gristmill.records import RECORD_SCHEMA, CallRecord, Delivery, TokenDelta
+from gristmill.records import OLDEST_SCHEMA, RECORD_SCHEMA, CallRecord, Delivery, TokenDelta, schema_of
 
 __all__ = [
     "TokenBlobs",
@@ -28,6 +28,7 @@ __all__ = [
     "checksum",
     "encode_record",
     "exchange_checksum",
+    "own_record",
     "pack_delta",
     "read_delta",
     "read_record",
@@ -47,7 +48,7 @@ class _Extra(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Schema(msgspec.Struct):
-    schema: int = RECORD_SCHEMA
+    schema: int = OLDEST_SCHEMA
 
 
 _decode_extras = msgspec.msgpack.Decoder(dict[str, _Extra]).decode
@@ -82,13 +83,19 @@ def result_checksum(value: bytes, metadata: bytes, reward: float | None, group_i
     return checksum(value, metadata, reward_text, None if group_id is None else group_id.encode())
 
 
+def own_record(key: AttemptKey, record: CallRecord) -> CallRecord:
+    """Return a record as one of this attempt, stating the schema that a reader has to know."""
+    schema = schema_of(record)
+    return msgspec.structs.replace(record, rollout_id=key.rollout_id, attempt=key.attempt, schema=schema)
+
+
 def encode_record(key: AttemptKey, record: CallRecord) -> bytes:
     """Encode a record as one of this attempt.
 
     Raises:
         LedgerError: `option_invalid`, a field holds what cannot be stored.
     """
-    record = msgspec.structs.replace(record, rollout_id=key.rollout_id, attempt=key.attempt)
+    record = own_record(key, record)
     try:
         return msgspec.msgpack.encode(record)
     except (UnicodeEncodeError, OverflowError, TypeError) as error:

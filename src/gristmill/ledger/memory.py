@@ -13,7 +13,7 @@ import msgspec
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.bodies import written
 from gristmill.ledger.book import check_names, closed_error, name_of, unknown_attempt
-from gristmill.ledger.calls import check_delta
+from gristmill.ledger.calls import check_delta, own_record
 from gristmill.ledger.imports import calls_of, differs, own_capture
 from gristmill.ledger.protocol import (
     LATE_REASON,
@@ -114,9 +114,7 @@ class MemoryLedger:
         late = attempt.state == AttemptState.FINISHED
         ordinals: list[int] = []
         for call in calls:
-            record = msgspec.structs.replace(
-                call.record, rollout_id=key.rollout_id, attempt=key.attempt, ordinal=attempt.next_ordinal
-            )
+            record = msgspec.structs.replace(own_record(key, call.record), ordinal=attempt.next_ordinal)
             (attempt.late if late else attempt.calls).append(msgspec.structs.replace(call, record=record))
             ordinals.append(attempt.next_ordinal)
             attempt.next_ordinal += 1

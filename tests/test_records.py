@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gristmill.records import OLDEST_SCHEMA, RECORD_SCHEMA, CallRecord, schema_of
+
+ADDED: dict[str, Any] = {
+    "requested_model": "asked",
+    "upstream": "a",
+    "upstream_id": "chatcmpl-1",
+    "engine_epoch": 0,
+    "weights_at_start": "7",
+    "weights_at_end": "8",
+    "changes": ("removed:cache_salt",),
+    "retry_of": "c0",
+    "request_digest": "0" * 64,
+}
+
+
+# A reader that does not know a field must refuse the record, and must not refuse one that it understands.
+@pytest.mark.parametrize("name", ADDED)
+def test_a_record_states_what_a_reader_has_to_know(name: str) -> None:
+    record = CallRecord(model_call_id="c", response_id="r")
+    assert schema_of(record) == record.schema == OLDEST_SCHEMA
+    assert schema_of(msgspec.structs.replace(record, **{name: ADDED[name]})) == RECORD_SCHEMA == 2
+    assert schema_of(msgspec.structs.replace(record, schema=9)) == 9
+
+
+# The digest of an attempt that was frozen before must not change with the version that reads it.
+def test_what_is_not_new_is_written_as_before() -> None:
+    assert msgspec.json.encode(CallRecord(model_call_id="c", response_id="r")) == (
+        b'{"model_call_id":"c","response_id":"r"}'
+    )
