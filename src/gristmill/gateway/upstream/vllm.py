@@ -1,0 +1,74 @@
+"""The adapter for vLLM.
+
+Its Chat and Completions routes return exact ids with log-probabilities, streamed or not. Two facts need care: with
+`include_reasoning: false` it hides ids of the whole reply, and its abort by id, which answers with what was sampled,
+exists only with `--enable-scale-out`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gristmill.gateway.upstream.protocol import Ask, Capabilities, EngineKind, Support
+from gristmill.gateway.upstream.routes import TOKENIZE, completions_logprobs, picked, sampling_ask
+from gristmill.records import Dialect
+
+__all__ = ["ABORT", "RENDER", "Vllm"]
+
+JsonObject = dict[str, Any]
+
+ABORT: Final = "/inference/v1/abort_requests"
+RENDER: Final = "/v1/chat/completions/render"
+
+_COUNTED: Final = (
+    "model",
+    "messages",
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+# Its own id of a request: on Completions one for each prompt, of which a call has one.
+_IDS: Final = {Dialect.CHAT: "chatcmpl-{}", Dialect.COMPLETIONS: "cmpl-{}-0"}
+
+
+class Vllm:
+    """Speaks to vLLM.
+
+    Args:
+        found: what the probe found; without it, nothing is asked for that only some versions or settings have.
+    """
+
+    def __init__(self, found: Capabilities | None = None) -> None:
+        self._found = found or Capabilities(kind=EngineKind.VLLM)
+
+    @property
+    def kind(self) -> EngineKind:
+        return EngineKind.VLLM
+
+    def ask(self, route: Dialect, body: JsonObject, call_id: str, *, stream: bool) -> Ask:
+        """Ask for ids and log-probabilities, as `Engine.ask`."""
+        fields: JsonObject = {"return_token_ids": True}
+        if route is Dialect.CHAT:
+            fields |= {"logprobs": True, "include_reasoning": True}
+        else:
+            fields["logprobs"] = completions_logprobs(body)
+        if self._found.weight_versions is Support.YES:
+            fields["return_weight_versions"] = True
+        return sampling_ask(route, body, call_id, fields, stream=stream)
+
+    def abort(self, route: Dialect, call_id: str) -> Ask | None:
+        """Abort by id where the engine was seen to have the route."""
+        if self._found.abort_by_id is not Support.YES:
+            return None
+        return Ask(ABORT, {"request_ids": [_IDS[route].format(call_id)]})
+
+    def count(self, body: JsonObject) -> Ask:
+        """Tokenise messages and tools as Chat renders them."""
+        return Ask(TOKENIZE, picked(body, _COUNTED))
+
+    def missing(self) -> str | None:
+        """Say why there are no ids."""
+        if self._found.token_ids is Support.NO:
+            return "not supported: asked with return_token_ids, the engine or a proxy in front of it returned no ids"
+        return None
