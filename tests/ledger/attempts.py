@@ -7,13 +7,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from gristmill.canonical import loads
+from gristmill.errors import Code, LedgerError
 from gristmill.ledger import AttemptKey, Ledger, StoredCall
 from gristmill.records import Atom, CallRecord, Capture, Exchange, ItemKind, OutputItem, Result, TokenDelta
 from gristmill.tokens import TokenBook
 
-__all__ = ["ODD_JSON", "chain", "comparable", "fill", "lone", "same_tokens"]
+__all__ = ["ODD_JSON", "chain", "comparable", "fill", "lone", "refused", "same_tokens"]
 
 ODD_JSON = loads(
     rb'{"a": 1.10, "b": 1e999, "c": [9007199254740993.0, -0, -0.0, 12345678901234567890123], "d": "\ud800",'
@@ -95,3 +97,12 @@ def comparable(capture: Capture, result: Result | None) -> Any:
         for call_id, delta in capture.tokens.items()
     }
     return msgspec.structs.replace(capture, tokens={}, exchanges=dict(capture.exchanges)), tokens, result
+
+
+def refused(code: Code, work: object, *args: object, **kwargs: object) -> LedgerError:
+    """Do what a ledger has to refuse, with this code."""
+    assert callable(work)
+    with pytest.raises(LedgerError) as caught:
+        work(*args, **kwargs)
+    assert caught.value.code == code, caught.value.message
+    return caught.value

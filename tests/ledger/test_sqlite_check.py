@@ -15,8 +15,11 @@ import pytest
 
 from gristmill.canonical import loads
 from gristmill.errors import Code, LedgerError
-from gristmill.ledger import AttemptKey, Imported, Ledger, MemoryLedger, SqliteLedger, SqliteReader
-from gristmill.records import Capture, Delivery, Result
+from gristmill.ledger import AttemptKey, AttemptSetup, Imported, Ledger, MemoryLedger, SqliteLedger, SqliteReader
+from gristmill.ledger.calls import label_checksum as crc
+from gristmill.ledger.schema import SETUPS
+from gristmill.ledger.setups import setup_checksum
+from gristmill.records import Capture, Delivery, Purpose, PurposeLabel, Result
 from tests.ledger.attempts import fill, lone
 
 KEY = AttemptKey("r")
@@ -36,7 +39,9 @@ def fill_to(ledger: Ledger, stage: str) -> None:
     if stage == "imported":
         ledger.import_attempts([captured()])
         return
+    ledger.begin(KEY, AttemptSetup(key_digest="a" * 64, group_id="h", metadata={"a": 1}, created_at=1.5))
     fill(ledger, KEY, 4)
+    ledger.label(KEY, {"c0": Purpose(PurposeLabel.AUXILIARY, "a title"), "c3": Purpose(PurposeLabel.AGENT, "tools")})
     ledger.deliver(KEY, "c1", Delivery.DELIVERED)
     ledger.admit(KEY, "gone")
     ledger.admit(KEY, "late")
@@ -107,6 +112,20 @@ EDITS = (
     "UPDATE exchanges SET status = 500 WHERE call_no = (SELECT max(call_no) FROM exchanges)",
     "UPDATE exchanges SET status = NULL",
 )
+OF_SETUPS_AND_LABELS = (
+    "UPDATE setups SET key_digest = NULL",
+    f"UPDATE setups SET key_digest = '{'b' * 64}'",
+    "UPDATE setups SET group_id = 'other'",
+    "UPDATE setups SET metadata = x'7b7d'",
+    "UPDATE setups SET overrides = x'7b226e223a317d'",
+    "UPDATE setups SET created_at = 2.5",
+    "UPDATE setups SET schema = 9",
+    "UPDATE labels SET call_id = 'c1'",
+    "UPDATE labels SET call_id = 'none'",
+    "UPDATE labels SET label = 'agent'",
+    "UPDATE labels SET label = 'unheard of'",
+    "UPDATE labels SET evidence = 'others'",
+)
 OF_RESULTS = (
     "UPDATE results SET reward = 2.0",
     "UPDATE results SET reward = NULL",
@@ -119,7 +138,8 @@ OF_RESULTS = (
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_edit_is_found(tmp_path: Path, stage: str) -> None:
     whole = made(tmp_path / "whole.ledger", stage).read_bytes()
-    for number, statement in enumerate((*EDITS, *OF_RESULTS * (stage != "open"))):
+    statements = (*EDITS, *OF_RESULTS * (stage != "open"), *OF_SETUPS_AND_LABELS * (stage != "imported"))
+    for number, statement in enumerate(statements):
         path = tmp_path / f"{number}.ledger"
         path.write_bytes(whole)
         edit(path, statement)
@@ -144,6 +164,30 @@ def test_a_difference_hides_no_other(tmp_path: Path) -> None:
     assert "expected the result of r/0 as it was written" in sentences[1]
     edit(path, "UPDATE results SET value = 'text'")
     assert len(checked(path)) == 2
+
+
+@pytest.mark.parametrize("table", ["labels", "setups"])
+def test_what_is_gone_from_a_frozen_attempt_is_missed(tmp_path: Path, table: str) -> None:
+    path = made(tmp_path / "x.ledger", "frozen")
+    edit(path, f"DELETE FROM {table}")
+    assert "snapshot" in checked(path)[0]
+
+
+def test_labels_of_no_call_are_named(tmp_path: Path) -> None:
+    path = made(tmp_path / "x.ledger", "open")
+    purpose = Purpose(PurposeLabel.AGENT, "e")
+    edit(path, f"UPDATE labels SET call_id = 'zz', label = 'agent', evidence = 'e', checksum = {crc('zz', purpose)}")
+    assert checked(path)[0] == "expected labels of the attempt's calls only, got one of 'zz'"
+
+
+def test_a_setup_of_a_newer_version_is_not_read(tmp_path: Path) -> None:
+    path = made(tmp_path / "x.ledger", "open")
+    with closing(sqlite3.connect(path)) as connection:
+        row = next(SETUPS.rows(connection))
+    edit(path, f"UPDATE setups SET schema = 2, checksum = {setup_checksum(row._replace(schema=2))}")
+    with SqliteReader(path) as reader, pytest.raises(LedgerError) as caught:
+        reader.setup(KEY)
+    assert caught.value.code is Code.SCHEMA_UNSUPPORTED
 
 
 @pytest.mark.parametrize("statement", ["UPDATE results SET reward = 0.0", "UPDATE results SET group_id = 'x'"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gristmill.canonical import canonical_text
-from gristmill.errors import Code, LedgerError
+from gristmill.errors import Code
 from gristmill.ledger import (
     LATE_REASON,
     AttemptKey,
@@ -26,27 +26,9 @@ from gristmill.ledger import (
     snapshot_id,
 )
 from gristmill.records import RECORD_SCHEMA, Capture, Delivery, Exchange, LostCall, Result, TokenDelta
-from tests.ledger.attempts import ODD_JSON, chain, comparable, fill, lone, same_tokens
+from tests.ledger.attempts import ODD_JSON, chain, comparable, fill, lone, refused, same_tokens
 
 KEY = AttemptKey("r", 0)
-KINDS = ("memory", "sqlite")
-
-
-@pytest.fixture(params=KINDS)
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
-    if request.param == "memory":
-        yield MemoryLedger()
-        return
-    with SqliteLedger(tmp_path / "run.ledger") as made:
-        yield made
-
-
-def refused(code: Code, work: object, *args: object, **kwargs: object) -> LedgerError:
-    assert callable(work)
-    with pytest.raises(LedgerError) as caught:
-        work(*args, **kwargs)
-    assert caught.value.code == code, caught.value.message
-    return caught.value
 
 
 def test_what_is_committed_is_read_back(ledger: Ledger) -> None:

@@ -188,37 +188,6 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         assert "newer" in str(refused(Code.SCHEMA_UNSUPPORTED, kind, path).hint)
 
 
-def test_an_older_schema_is_migrated_by_command_only(tmp_path: Path) -> None:
-    # Version 0 never existed; it stands for the first one that will be old.
-    path = tmp_path / "x.ledger"
-    with_version(path, 0)
-    with sqlite3.connect(path) as connection:
-        connection.execute("ALTER TABLE attempts DROP COLUMN prompt_tokens")
-    connection.close()
-    before = path.read_bytes()
-    for kind in (SqliteLedger, SqliteReader):
-        assert refused(Code.SCHEMA_UNSUPPORTED, kind, path).hint == f"gristmill ledger migrate {path}"
-    refused(Code.SCHEMA_UNSUPPORTED, migrate, path)
-
-    def breaks(connection: sqlite3.Connection) -> None:
-        connection.execute("DROP TABLE tokens")
-        raise sqlite3.OperationalError("no")
-
-    refused(Code.LEDGER_DAMAGED, migrate, path, steps={0: breaks})
-    assert path.read_bytes() == before
-
-    def step(connection: sqlite3.Connection) -> None:
-        connection.execute("ALTER TABLE attempts ADD COLUMN prompt_tokens INTEGER NOT NULL DEFAULT 0")
-
-    assert migrate(path, steps={0: step}) == 0
-    assert migrate(path) == SCHEMA_VERSION
-    memory = MemoryLedger()
-    fill(memory, KEY)
-    with SqliteLedger(path) as ledger:
-        assert comparable(*ledger.read(KEY, exchanges=True)) == comparable(*memory.read(KEY, exchanges=True))
-        ledger.finish(KEY, Result(value=1))
-
-
 def test_a_file_that_was_only_begun_is_made_whole(tmp_path: Path) -> None:
     # A kill between making the file and making the tables.
     path = tmp_path / "x.ledger"

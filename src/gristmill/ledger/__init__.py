@@ -5,7 +5,9 @@ from gristmill.ledger.memory import MemoryLedger
 from gristmill.ledger.migrate import migrate
 from gristmill.ledger.protocol import (
     LATE_REASON,
+    SETUP_SCHEMA,
     AttemptKey,
+    AttemptSetup,
     AttemptState,
     Counts,
     Imported,
@@ -18,7 +20,9 @@ from gristmill.ledger.sqlite import SqliteLedger, SqliteReader
 
 __all__ = [
     "LATE_REASON",
+    "SETUP_SCHEMA",
     "AttemptKey",
+    "AttemptSetup",
     "AttemptState",
     "Counts",
     "Imported",

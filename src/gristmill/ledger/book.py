@@ -22,6 +22,7 @@ from gristmill.ledger.schema import (
     CALLS,
     DELIVERIES,
     EXCHANGES,
+    LABELS,
     PARTS,
     TOKENS,
     AttemptRow,
@@ -37,7 +38,7 @@ __all__ = ["AttemptBook", "Library", "check_names", "closed_error", "name_of", "
 _BOOKS: Final = 4096
 _ENTRIES: Final = 500_000
 _ROW_bytes: Final = 4096
-INSERTED_LAST: Final = (CALLS, TOKENS, EXCHANGES, BODIES, DELIVERIES)
+INSERTED_LAST: Final = (CALLS, TOKENS, EXCHANGES, BODIES, DELIVERIES, LABELS)
 _INT64: Final = 2**63
 
 
@@ -82,6 +83,13 @@ def closed_error(key: AttemptKey, state: AttemptState, expected: str) -> LedgerE
     )
 
 
+def _after_last(connection: sqlite3.Connection, table: Table[Any], bounds: tuple[int, int]) -> int:
+    """Return the position behind the last row of an attempt."""
+    select = f"SELECT max({table.key}) FROM {table.name} WHERE {table.key} BETWEEN ? AND ?"
+    (number,) = connection.execute(select, bounds).fetchone()
+    return 0 if number is None else number % PARTS + 1
+
+
 class AttemptBook:
     """One attempt: its row, and where its calls, intents and bodies stand."""
 
@@ -99,7 +107,7 @@ class AttemptBook:
         self.outcomes: dict[str, int | None] = {}
         """Tokens of the whole sequence by call id, None where no tokens are stored."""
         self.next_ordinal = 0
-        self.next_call = self.next_intent = self.next_delivery = self.next_body = 0
+        self.next_call = self.next_intent = self.next_delivery = self.next_label = self.next_body = 0
         self._bodies: dict[bytes, int] | None = None
 
     def row(self, now_s: float) -> AttemptRow:
@@ -122,7 +130,7 @@ class AttemptBook:
         )
 
     def load(self, connection: sqlite3.Connection) -> None:
-        """Read where calls, intents and deliveries stand."""
+        """Read where calls, intents, deliveries and labels stand."""
         bounds = part_range(self.attempt_no)
         intents = "SELECT intent_no, call_id, reason IS NULL FROM intents WHERE intent_no BETWEEN ? AND ?"
         for intent_no, call_id, is_open in connection.execute(intents, bounds):
@@ -133,9 +141,8 @@ class AttemptBook:
             self.outcomes[call_id] = cum_len
             self.next_call = call_no % PARTS + 1
             self.next_ordinal = max(self.next_ordinal, ordinal + 1)
-        last = "SELECT max(delivery_no) FROM deliveries WHERE delivery_no BETWEEN ? AND ?"
-        (delivery_no,) = connection.execute(last, bounds).fetchone()
-        self.next_delivery = 0 if delivery_no is None else delivery_no % PARTS + 1
+        self.next_delivery = _after_last(connection, DELIVERIES, bounds)
+        self.next_label = _after_last(connection, LABELS, bounds)
 
     def bodies(self, connection: sqlite3.Connection) -> dict[bytes, int]:
         """Return the numbers of the stored pieces by digest."""

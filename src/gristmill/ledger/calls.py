@@ -19,7 +19,16 @@ import numpy as np
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.protocol import AttemptKey
 from gristmill.ledger.schema import CallRow, TokenRow
-from gristmill.records import OLDEST_SCHEMA, RECORD_SCHEMA, CallRecord, Delivery, TokenDelta, schema_of
+from gristmill.records import (
+    OLDEST_SCHEMA,
+    RECORD_SCHEMA,
+    UNLABELLED,
+    CallRecord,
+    Delivery,
+    Purpose,
+    TokenDelta,
+    schema_of,
+)
 
 __all__ = [
     "TokenBlobs",
@@ -28,6 +37,8 @@ __all__ = [
     "checksum",
     "encode_record",
     "exchange_checksum",
+    "label_checksum",
+    "own_purpose",
     "own_record",
     "pack_delta",
     "read_delta",
@@ -77,6 +88,11 @@ def exchange_checksum(request: bytes, reply: bytes, headers: bytes, status: int 
     return checksum(request, reply, headers, None if status is None else b"%d" % status)
 
 
+def label_checksum(call_id: str, purpose: Purpose) -> int:
+    """Checksum of all that a label row says."""
+    return checksum(call_id.encode(), purpose.label.encode(), purpose.evidence.encode())
+
+
 def result_checksum(value: bytes, metadata: bytes, reward: float | None, group_id: str | None) -> int:
     """Checksum of all that a result row holds."""
     reward_text = None if reward is None else float(reward).hex().encode()
@@ -85,8 +101,18 @@ def result_checksum(value: bytes, metadata: bytes, reward: float | None, group_i
 
 def own_record(key: AttemptKey, record: CallRecord) -> CallRecord:
     """Return a record as one of this attempt, stating the schema that a reader has to know."""
-    schema = schema_of(record)
-    return msgspec.structs.replace(record, rollout_id=key.rollout_id, attempt=key.attempt, schema=schema)
+    return msgspec.structs.replace(
+        record,
+        rollout_id=key.rollout_id,
+        attempt=key.attempt,
+        purpose=own_purpose(record.purpose),
+        schema=schema_of(record),
+    )
+
+
+def own_purpose(purpose: Purpose) -> Purpose:
+    """Return an equal purpose that is written alike: msgspec leaves out a default only if it is the same object."""
+    return UNLABELLED if purpose == UNLABELLED else purpose
 
 
 def encode_record(key: AttemptKey, record: CallRecord) -> bytes:
@@ -123,8 +149,8 @@ def as_read(key: AttemptKey, record: CallRecord) -> CallRecord:
         ) from error
 
 
-def read_record(row: CallRow, delivery: Delivery | None) -> CallRecord:
-    """Decode a record.
+def read_record(row: CallRow, delivery: Delivery | None, label: Purpose | None = None) -> CallRecord:
+    """Decode a record; delivery and label take the place of its own where there are any.
 
     Raises:
         LedgerError: `ledger_damaged`, or `schema_unsupported` where a newer version wrote it.
@@ -148,7 +174,8 @@ def read_record(row: CallRow, delivery: Delivery | None) -> CallRecord:
             hint="read it with the version of gristmill that wrote it, or a newer one",
         ) from None
     state = record.delivery if delivery is None else delivery
-    return msgspec.structs.replace(record, ordinal=row.ordinal, delivery=state)
+    purpose = record.purpose if label is None else label
+    return msgspec.structs.replace(record, ordinal=row.ordinal, delivery=state, purpose=purpose)
 
 
 def check_delta(record: CallRecord, delta: TokenDelta) -> None:

@@ -1,9 +1,11 @@
 """A stored attempt compared with itself: what is written twice has to say the same.
 
 Invariant: what `read` and `late` return of a frozen attempt whose snapshot id is stored is covered by that id; of any
-attempt, records, tokens, exchanges and result are covered by checksums, and counters and columns by the records.
+attempt, records, labels, tokens, exchanges, result and setup are covered by checksums, counters and columns by the
+records.
 
-Not covered without a snapshot id: reasons and parents of lost calls, states of deliveries. Nor is somebody found who
+Not covered without a snapshot id: reasons and parents of lost calls, states of deliveries. Never covered: whether a key
+was revoked. Nor is somebody found who
 writes checksums and snapshot id anew.
 """
 
@@ -17,7 +19,18 @@ from gristmill.errors import Code, LedgerError
 from gristmill.ledger.book import AttemptBook
 from gristmill.ledger.protocol import AttemptState
 from gristmill.ledger.reader import read_calls, read_capture, read_late, read_result
-from gristmill.ledger.schema import DELIVERIES, EXCHANGES, INTENTS, RESULTS, TOKENS, AttemptRow, CallRow, part_range
+from gristmill.ledger.schema import (
+    DELIVERIES,
+    EXCHANGES,
+    INTENTS,
+    LABELS,
+    RESULTS,
+    TOKENS,
+    AttemptRow,
+    CallRow,
+    part_range,
+)
+from gristmill.ledger.setups import read_setup
 from gristmill.ledger.snapshot import snapshot_id
 from gristmill.records import CallRecord
 
@@ -71,6 +84,9 @@ def _columns(
     for row in DELIVERIES.rows(connection, "WHERE delivery_no BETWEEN ? AND ?", bounds):
         if row.call_id not in ids:
             yield f"expected deliveries of the attempt's calls only, got one of {row.call_id!r}"
+    for row in LABELS.rows(connection, "WHERE label_no BETWEEN ? AND ?", bounds):
+        if row.call_id not in ids:
+            yield f"expected labels of the attempt's calls only, got one of {row.call_id!r}"
 
 
 def _numbers(connection: sqlite3.Connection, table: str, bounds: tuple[int, int]) -> set[int]:
@@ -116,6 +132,7 @@ def _state(connection: sqlite3.Connection, attempt: AttemptRow) -> Iterator[str]
 def _snapshot(connection: sqlite3.Connection, attempt: AttemptRow) -> Iterator[str]:
     """Read everything, so that each checksum is compared, and digest it again where the digest is known."""
     capture = read_capture(connection, attempt, exchanges=True)
-    digest = snapshot_id(capture, read_result(connection, attempt), read_late(connection, attempt))
+    result, late = read_result(connection, attempt), read_late(connection, attempt)
+    digest = snapshot_id(capture, result, late, read_setup(connection, attempt))
     if attempt.snapshot_id is not None and attempt.state in _FROZEN:
         yield from _differs("the snapshot id of what is stored", digest, attempt.snapshot_id)

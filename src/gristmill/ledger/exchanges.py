@@ -6,7 +6,7 @@ A capture's exchanges take the memory of their distinct pieces, however often a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gristmill.canonical import loads
@@ -100,7 +100,7 @@ class StoredExchanges(Mapping[str, Exchange]):
         texts: the attempt's stored pieces.
 
     Raises:
-        LedgerError: `ledger_damaged`.
+        LedgerError: `ledger_damaged`, here and wherever an exchange is asked for.
     """
 
     def __init__(self, rows: Mapping[str, ExchangeRow], texts: Mapping[int, bytes]) -> None:
@@ -114,19 +114,25 @@ class StoredExchanges(Mapping[str, Exchange]):
         """Yield each exchange as JSON texts, in the order of the call ids."""
         expand = expander(self._texts)
         for call_id in sorted(self._rows):
-            row = self._rows[call_id]
-            yield call_id, ExchangeTexts(expand(row.request), expand(row.reply), expand(row.headers), row.status)
+            yield call_id, self._expanded(call_id, expand)
+
+    def _expanded(self, call_id: str, expand: Callable[[bytes], bytes]) -> ExchangeTexts:
+        row = self._rows[call_id]
+        try:
+            return ExchangeTexts(expand(row.request), expand(row.reply), expand(row.headers), row.status)
+        except KeyError as error:
+            # Rows that a damaged page took with it.
+            raise _damaged(f"exchange of call={call_id}") from error
 
     def __getitem__(self, call_id: str) -> Exchange:
-        row = self._rows[call_id]
-        expand = expander(self._texts)
+        request, reply, headers, status = self._expanded(call_id, expander(self._texts))
         where = f"call={call_id}"
         return Exchange(
             model_call_id=call_id,
-            request=loads(expand(row.request), where),
-            reply=loads(expand(row.reply), where),
-            headers=loads(expand(row.headers), where),
-            status=row.status,
+            request=loads(request, where),
+            reply=loads(reply, where),
+            headers=loads(headers, where),
+            status=status,
         )
 
     def __iter__(self) -> Iterator[str]:

@@ -5,7 +5,7 @@ Invariant: behaves as every other ledger does, durability apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import time
 
 import msgspec
@@ -13,20 +13,22 @@ import msgspec
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.bodies import written
 from gristmill.ledger.book import check_names, closed_error, name_of, unknown_attempt
-from gristmill.ledger.calls import check_delta, own_record
+from gristmill.ledger.calls import check_delta, own_purpose, own_record
 from gristmill.ledger.imports import calls_of, differs, own_capture
 from gristmill.ledger.protocol import (
     LATE_REASON,
     AttemptKey,
+    AttemptSetup,
     AttemptState,
     Counts,
     Imported,
     StoredCall,
     Summary,
 )
+from gristmill.ledger.setups import key_exists, prepare_setup, setup_of
 from gristmill.ledger.snapshot import snapshot_id as digest_attempt
 from gristmill.ledger.writes import check_base, prepare_result, reused, unknown_call
-from gristmill.records import CallRecord, Capture, Delivery, LostCall, Result
+from gristmill.records import CallRecord, Capture, Delivery, LostCall, Purpose, Result
 
 __all__ = ["MemoryLedger"]
 
@@ -43,17 +45,21 @@ class _Attempt:
         self.ids: dict[str, int | None] = {}
         self.next_ordinal = 0
         self.deliveries: dict[str, Delivery] = {}
+        self.labels: dict[str, Purpose] = {}
+        self.setup: AttemptSetup | None = None
+        self.revoked = False
         self.result: Result | None = None
         self.touched_at = 0.0
 
     def admitted(self, call_id: str) -> bool:
         return any(lost.model_call_id == call_id for lost in self.lost)
 
-    def delivered(self, call: StoredCall) -> StoredCall:
-        state = self.deliveries.get(call.record.model_call_id)
-        if state is None:
-            return call
-        return msgspec.structs.replace(call, record=msgspec.structs.replace(call.record, delivery=state))
+    def as_stated(self, call: StoredCall) -> StoredCall:
+        """Put the last delivery and label in the place of the record's own."""
+        record = call.record
+        state = self.deliveries.get(record.model_call_id, record.delivery)
+        purpose = self.labels.get(record.model_call_id, record.purpose)
+        return msgspec.structs.replace(call, record=msgspec.structs.replace(record, delivery=state, purpose=purpose))
 
 
 class MemoryLedger:
@@ -79,6 +85,39 @@ class MemoryLedger:
     def _change(self, key: AttemptKey, attempt: _Attempt) -> None:
         attempt.touched_at = self._clock()
         self._attempts.setdefault(key, attempt)
+
+    def begin(self, key: AttemptKey, setup: AttemptSetup) -> None:
+        """Open an attempt before its first call."""
+        prepared = prepare_setup(key, setup)
+        attempt = self._begun(key)
+        if attempt.setup is not None:
+            if prepare_setup(key, attempt.setup) != prepared:
+                raise key_exists(key, f"{name_of(key)} is there with another")
+            return
+        if attempt.state != AttemptState.OPEN:
+            raise closed_error(key, attempt.state, "takes a setup")
+        if setup.key_digest is not None and setup.key_digest in self._digests():
+            raise key_exists(key, "another attempt has its key")
+        attempt.setup = setup_of(key, prepared)
+        self._change(key, attempt)
+
+    def _digests(self) -> set[str | None]:
+        return {other.setup.key_digest for other in self._attempts.values() if other.setup is not None}
+
+    def setup(self, key: AttemptKey) -> AttemptSetup | None:
+        """Return what an attempt was opened with, None where it has only calls."""
+        return self._known(key).setup
+
+    def revoke(self, key: AttemptKey) -> None:
+        """Let the attempt's key never open it again."""
+        self._known(key).revoked = True
+
+    def grants(self) -> Iterator[tuple[str, AttemptKey]]:
+        """Yield the key digests that open an attempt, with their attempts."""
+        for key, attempt in tuple(self._attempts.items()):
+            digest = None if attempt.setup is None else attempt.setup.key_digest
+            if digest is not None and not attempt.revoked and attempt.state not in _FROZEN:
+                yield digest, key
 
     def admit(self, key: AttemptKey, model_call_id: str, parent_call_id: str | None = None) -> None:
         """Record that a call is about to be made."""
@@ -153,6 +192,19 @@ class MemoryLedger:
         attempt.deliveries[model_call_id] = delivery
         self._change(key, attempt)
 
+    def label(self, key: AttemptKey, labels: Mapping[str, Purpose]) -> None:
+        """Append purposes by call id, all or none."""
+        attempt = self._known(key)
+        if attempt.state in _FROZEN:
+            raise closed_error(key, attempt.state, "takes labels")
+        for call_id, purpose in labels.items():
+            if call_id not in attempt.ids and not attempt.admitted(call_id):
+                raise unknown_call(key, call_id)
+            check_names(key, purpose.evidence)
+        if labels:
+            attempt.labels.update({call_id: own_purpose(purpose) for call_id, purpose in labels.items()})
+            self._change(key, attempt)
+
     def finish(self, key: AttemptKey, result: Result) -> None:
         """Store what the harness handed back."""
         check_names(key, result.group_id)
@@ -220,7 +272,7 @@ class MemoryLedger:
             )
             for call in attempt.late
         ]
-        calls = [attempt.delivered(call) for call in attempt.calls]
+        calls = [attempt.as_stated(call) for call in attempt.calls]
         capture = Capture(
             rollout_id=key.rollout_id,
             attempt=key.attempt,
@@ -236,7 +288,7 @@ class MemoryLedger:
     def late(self, key: AttemptKey) -> tuple[StoredCall, ...]:
         """Return the outcomes that came after the attempt had finished, in commit order."""
         attempt = self._known(key)
-        return tuple(attempt.delivered(call) for call in attempt.late)
+        return tuple(attempt.as_stated(call) for call in attempt.late)
 
     def check(self, key: AttemptKey) -> tuple[str, ...]:
         """Say where what is stored of an attempt contradicts itself: nowhere."""
@@ -253,7 +305,7 @@ class MemoryLedger:
             there = self._attempts.get(key) or fresh.get(key)
             if there is None:
                 fresh[key] = _imported(capture, result)
-            elif self._digest(key, there) == digest_attempt(capture, result):
+            elif self._digest(key, there, with_setup=False) == digest_attempt(capture, result):
                 unchanged += 1
             else:
                 raise differs(key)
@@ -261,10 +313,11 @@ class MemoryLedger:
             self._change(key, attempt)
         return Imported(len(fresh), unchanged)
 
-    def _digest(self, key: AttemptKey, attempt: _Attempt) -> str:
+    def _digest(self, key: AttemptKey, attempt: _Attempt, *, with_setup: bool = True) -> str:
         apart = MemoryLedger()
         apart._attempts[key] = attempt
-        return digest_attempt(*apart.read(key, exchanges=True), apart.late(key))
+        setup = attempt.setup if with_setup else None
+        return digest_attempt(*apart.read(key, exchanges=True), apart.late(key), setup)
 
     def freeze(self, key: AttemptKey) -> str:
         """Admit no more calls and return the snapshot id."""
@@ -338,7 +391,7 @@ def _summary(key: AttemptKey, attempt: _Attempt) -> Summary:
         prompt_tokens=sum(record.prompt_len for record in records),
         models=tuple(dict.fromkeys(record.model for record in records if record.model is not None)),
         reward=None if result is None else result.reward,
-        group_id=None if result is None else result.group_id,
+        group_id=result.group_id if result is not None else None if attempt.setup is None else attempt.setup.group_id,
         has_result=result is not None,
         first_at=min(admitted, default=None),
         last_at=max(completed, default=None),

@@ -26,7 +26,39 @@ __all__ = ["STEPS", "Step", "migrate"]
 Step = Callable[[sqlite3.Connection], None]
 """Changes the tables of one version into those of the next, inside a transaction."""
 
-STEPS: Final[Mapping[int, Step]] = MappingProxyType({})
+
+def _with_setups_and_labels(connection: sqlite3.Connection) -> None:
+    """Version 2: attempts that are opened before their first call, labels as events."""
+    for statement in _VERSION_2:
+        connection.execute(statement)
+
+
+# As version 2 declared them: what `schema` declares may be newer.
+_VERSION_2: Final = (
+    """CREATE TABLE labels (
+  label_no INTEGER NOT NULL PRIMARY KEY,
+  call_id TEXT NOT NULL,
+  label TEXT NOT NULL,
+  evidence TEXT NOT NULL,
+  at REAL NOT NULL,
+  checksum INTEGER NOT NULL
+)""",
+    """CREATE TABLE setups (
+  attempt_no INTEGER NOT NULL PRIMARY KEY REFERENCES attempts,
+  key_digest TEXT,
+  revoked INTEGER NOT NULL,
+  group_id TEXT,
+  metadata BLOB NOT NULL,
+  overrides BLOB NOT NULL,
+  created_at REAL,
+  schema INTEGER NOT NULL,
+  checksum INTEGER NOT NULL,
+  UNIQUE (key_digest)
+)""",
+    "CREATE INDEX setups_group_id ON setups (group_id)",
+)
+
+STEPS: Final[Mapping[int, Step]] = MappingProxyType({1: _with_setups_and_labels})
 """The step that leads away from each older version. Version 1 is the first that was ever released."""
 
 

@@ -7,6 +7,9 @@ An attempt is open, then finished (its result is stored), then frozen (nothing c
 that nobody finishes is abandoned, which is frozen under another name. An outcome that comes after `finish` is kept as
 it is, can be read with `late`, and is never a record of the capture: there it stands among the lost calls.
 
+An attempt may be opened with a setup before it has a call, and its calls may be labelled; a label is advice, kept as
+an event like a delivery.
+
 Not here: any particular store (memory, SQLite).
 """
 
@@ -14,15 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from gristmill.records import CallRecord, Capture, Delivery, Exchange, Result, TokenDelta
+from gristmill.records import CallRecord, Capture, Delivery, Exchange, Purpose, Result, TokenDelta
 
 __all__ = [
     "LATE_REASON",
+    "SETUP_SCHEMA",
     "AttemptKey",
+    "AttemptSetup",
     "AttemptState",
     "Counts",
     "Imported",
@@ -33,6 +38,10 @@ __all__ = [
 
 LATE_REASON: Final = "its outcome came after the rollout had finished"
 """Why a call whose outcome was late counts as lost."""
+
+
+SETUP_SCHEMA: Final = 1
+"""Version of `AttemptSetup`; readers refuse newer ones."""
 
 
 class AttemptKey(NamedTuple):
@@ -51,6 +60,25 @@ class AttemptState(StrEnum):
     ABANDONED = "abandoned"
 
 
+class AttemptSetup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What an attempt is opened with.
+
+    Attributes:
+        key_digest: SHA-256 of the key that its harness calls with, 64 hexadecimal digits; None: it has none.
+        group_id: its group as long as no result is stored.
+        metadata: JSON, for the result and for people.
+        overrides: JSON, settings that replace those of its requests.
+        created_at: unix seconds.
+    """
+
+    key_digest: str | None = None
+    group_id: str | None = None
+    metadata: Mapping[str, Any] = {}
+    overrides: Mapping[str, Any] = {}
+    created_at: float | None = None
+    schema: int = SETUP_SCHEMA
+
+
 class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one call: its record, its tokens if there are any, and what went over the wire if it is kept."""
 
@@ -66,6 +94,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         calls: committed calls that a policy can select.
         lost: calls without an outcome, those in flight and those whose outcome was late included.
         sampled_tokens, prompt_tokens: summed over `calls`; the prompt is counted anew in every call.
+        group_id: of the result; of the setup while no result is stored.
         models: names as served, in the order of their first calls.
         first_at, last_at: earliest admission and latest completion of `calls`, unix seconds.
         touched_at: when the ledger last wrote to the attempt, unix seconds.
@@ -111,6 +140,37 @@ class Ledger(Protocol):
     Every method that writes returns only when the write is durable.
     """
 
+    def begin(self, key: AttemptKey, setup: AttemptSetup) -> None:
+        """Open an attempt before its first call; again with an equal setup changes nothing.
+
+        An open attempt that has calls and no setup may be given one.
+
+        Raises:
+            LedgerError: `key_exists` where the attempt has another setup, or the key is another attempt's;
+                `attempt_closed` where it has none and is not open; `option_invalid`, `schema_unsupported`.
+        """
+        ...
+
+    def setup(self, key: AttemptKey) -> AttemptSetup | None:
+        """Return what an attempt was opened with, None where it has only calls.
+
+        Raises:
+            LedgerError: `rollout_unknown`.
+        """
+        ...
+
+    def revoke(self, key: AttemptKey) -> None:
+        """Let the attempt's key never open it again; nothing else changes, and doing it again changes nothing.
+
+        Raises:
+            LedgerError: `rollout_unknown`.
+        """
+        ...
+
+    def grants(self) -> Iterator[tuple[str, AttemptKey]]:
+        """Yield the key digests that were not revoked, of attempts that are open or finished, with their attempts."""
+        ...
+
     def admit(self, key: AttemptKey, model_call_id: str, parent_call_id: str | None = None) -> None:
         """Record that a call is about to be made; without a commit it is lost.
 
@@ -149,6 +209,14 @@ class Ledger(Protocol):
         """
         ...
 
+    def label(self, key: AttemptKey, labels: Mapping[str, Purpose]) -> None:
+        """Append purposes by call id, all or none; the last one of a call takes the place of its record's own.
+
+        Raises:
+            LedgerError: `rollout_unknown`, `call_unknown`; `attempt_closed` where it is frozen.
+        """
+        ...
+
     def finish(self, key: AttemptKey, result: Result) -> None:
         """Store what the harness handed back; the same result again changes nothing.
 
@@ -177,7 +245,7 @@ class Ledger(Protocol):
         Args:
             after: begin behind this attempt.
             state: only attempts in this state.
-            group_id: only attempts whose result names this group.
+            group_id: only attempts of this group, as their summaries have it.
 
         Raises:
             LedgerError: `rollout_unknown`, there is no attempt `after`.

@@ -14,7 +14,7 @@ from gristmill.canonical import loads
 from gristmill.captures.exact import plain_numbers
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.book import unknown_attempt
-from gristmill.ledger.calls import read_delta, read_record, result_checksum
+from gristmill.ledger.calls import label_checksum, own_purpose, read_delta, read_record, result_checksum
 from gristmill.ledger.exchanges import StoredExchanges, stored_texts
 from gristmill.ledger.protocol import LATE_REASON, AttemptKey, StoredCall
 from gristmill.ledger.schema import (
@@ -24,13 +24,14 @@ from gristmill.ledger.schema import (
     DELIVERIES,
     EXCHANGES,
     INTENTS,
+    LABELS,
     RESULTS,
     TOKENS,
     AttemptRow,
     CallRow,
     part_range,
 )
-from gristmill.records import CallRecord, Capture, Delivery, LostCall, Result, TokenDelta
+from gristmill.records import CallRecord, Capture, Delivery, LostCall, Purpose, PurposeLabel, Result, TokenDelta
 
 __all__ = ["find_attempt", "read_calls", "read_capture", "read_late", "read_result"]
 
@@ -109,8 +110,23 @@ def read_calls(connection: sqlite3.Connection, attempt: AttemptRow) -> list[tupl
         row.call_id: Delivery(row.state)
         for row in DELIVERIES.rows(connection, _IN_ATTEMPT.format("delivery_no"), bounds)
     }
+    labels = _labels(connection, bounds)
     rows = CALLS.rows(connection, _CALLS_IN_ATTEMPT, bounds)
-    return [(row, read_record(row, deliveries.get(row.call_id))) for row in rows]
+    return [(row, read_record(row, deliveries.get(row.call_id), labels.get(row.call_id))) for row in rows]
+
+
+def _labels(connection: sqlite3.Connection, bounds: tuple[int, int]) -> dict[str, Purpose]:
+    labels: dict[str, Purpose] = {}
+    for row in LABELS.rows(connection, _IN_ATTEMPT.format("label_no"), bounds):
+        purpose = own_purpose(Purpose(PurposeLabel(row.label), row.evidence))
+        if label_checksum(row.call_id, purpose) != row.checksum:
+            raise LedgerError(
+                f"expected the labels of call {row.call_id} as they were written, got other bytes",
+                code=Code.LEDGER_DAMAGED,
+                where=f"call={row.call_id}",
+            )
+        labels[row.call_id] = purpose
+    return labels
 
 
 def _deltas(

@@ -21,9 +21,11 @@ __all__ = [
     "DELIVERIES",
     "EXCHANGES",
     "INTENTS",
+    "LABELS",
     "PARTS",
     "RESULTS",
     "SCHEMA_VERSION",
+    "SETUPS",
     "TABLES",
     "TOKENS",
     "AttemptRow",
@@ -32,14 +34,16 @@ __all__ = [
     "DeliveryRow",
     "ExchangeRow",
     "IntentRow",
+    "LabelRow",
     "ResultRow",
+    "SetupRow",
     "TokenRow",
     "part_no",
     "part_range",
 ]
 
 APPLICATION_ID: Final = 0x67726D6C  # "grml"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 PARTS: Final = 2**24
 """Most rows of one kind in an attempt."""
 
@@ -86,7 +90,7 @@ class IntentRow(NamedTuple):
 
 
 class CallRow(NamedTuple):
-    """An outcome. `record` is a `CallRecord` in msgpack whose ordinal and delivery are those stored beside it.
+    """An outcome. `record` is a `CallRecord` in msgpack; its ordinal, delivery and label are stored beside it.
 
     `cum_len` is NULL where no tokens are stored; `late` is 1 where the attempt had finished before.
     """
@@ -139,6 +143,31 @@ class DeliveryRow(NamedTuple):
     at: float
 
 
+class LabelRow(NamedTuple):
+    """What a call was for, and the evidence; the last row of a call counts."""
+
+    label_no: int
+    call_id: str
+    label: str
+    evidence: str
+    at: float
+    checksum: int
+
+
+class SetupRow(NamedTuple):
+    """What an attempt was opened with; `metadata` and `overrides` are JSON texts. Only `revoked` ever changes."""
+
+    attempt_no: int
+    key_digest: str | None
+    revoked: int
+    group_id: str | None
+    metadata: bytes
+    overrides: bytes
+    created_at: float | None
+    schema: int
+    checksum: int
+
+
 class ResultRow(NamedTuple):
     """What the harness handed back; `value` and `metadata` are JSON texts."""
 
@@ -157,6 +186,8 @@ TOKENS: Final = Table("tokens", TokenRow, references="calls")
 EXCHANGES: Final = Table("exchanges", ExchangeRow, references="calls")
 BODIES: Final = Table("bodies", BodyRow)
 DELIVERIES: Final = Table("deliveries", DeliveryRow)
+LABELS: Final = Table("labels", LabelRow)
+SETUPS: Final = Table("setups", SetupRow, unique=("key_digest",), indexed=("group_id",), references="attempts")
 RESULTS: Final = Table("results", ResultRow, indexed=("group_id",), references="attempts")
 
 TABLES: Final[tuple[Table[Any], ...]] = (
@@ -167,6 +198,8 @@ TABLES: Final[tuple[Table[Any], ...]] = (
     EXCHANGES,
     BODIES,
     DELIVERIES,
+    LABELS,
+    SETUPS,
     RESULTS,
 )
 """Each table before those that refer to it."""

@@ -1,7 +1,7 @@
 """The digest of a whole attempt: what a snapshot id is.
 
-Invariant: two attempts have the same snapshot id exactly if their records, tokens, lost calls, exchanges, late outcomes
-and results are equal, whichever ledger holds them.
+Invariant: two attempts have the same snapshot id exactly if their records (labels included), tokens, lost calls,
+exchanges, late outcomes, results and setups are equal, whichever ledger holds them. Keys are no part of it.
 
 Not here: when an attempt may be deleted (protocol).
 """
@@ -20,7 +20,7 @@ from gristmill.captures.exact import plain_numbers
 from gristmill.captures.reply import Unexpected
 from gristmill.ledger.bodies import written
 from gristmill.ledger.exchanges import ExchangeTexts, StoredExchanges, exchange_texts
-from gristmill.ledger.protocol import StoredCall
+from gristmill.ledger.protocol import AttemptSetup, StoredCall
 from gristmill.records import Capture, Exchange, LostCall, Result, TokenDelta
 
 __all__ = ["snapshot_id"]
@@ -32,13 +32,16 @@ class _Digest(Protocol):
     def update(self, data: bytes, /) -> None: ...
 
 
-def snapshot_id(capture: Capture, result: Result | None, late: Iterable[StoredCall] = ()) -> str:
+def snapshot_id(
+    capture: Capture, result: Result | None, late: Iterable[StoredCall] = (), setup: AttemptSetup | None = None
+) -> str:
     """Digest an attempt: 64 hexadecimal digits.
 
     Args:
         capture: the attempt, its tokens and exchanges included.
         result: what the harness handed back.
         late: outcomes that came after it had finished.
+        setup: what it was opened with; its key and time do not count.
 
     Raises:
         LedgerError: `option_invalid`, a result or exchange is no JSON.
@@ -62,6 +65,10 @@ def snapshot_id(capture: Capture, result: Result | None, late: Iterable[StoredCa
         _add(digest, msgspec.json.encode((reward, result.group_id)))
         _add(digest, written(result.value, "$.result"))
         _add(digest, written(_read_back(dict(result.metadata)), "$.metadata"))
+    if setup is not None:
+        _add(digest, b"setup " + msgspec.json.encode(setup.group_id))
+        _add(digest, written(_read_back(dict(setup.metadata)), "$.metadata"))
+        _add(digest, written(_read_back(dict(setup.overrides)), "$.overrides"))
     return digest.hexdigest()
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,26 +38,30 @@ from gristmill.ledger.database import (
 from gristmill.ledger.filesystem import MOUNTS, refuse_network
 from gristmill.ledger.imports import Import
 from gristmill.ledger.lock import LockHolder, WriterLock
-from gristmill.ledger.protocol import AttemptKey, AttemptState, Counts, Imported, StoredCall, Summary
+from gristmill.ledger.protocol import AttemptKey, AttemptSetup, AttemptState, Counts, Imported, StoredCall, Summary
 from gristmill.ledger.reader import find_attempt, read_capture, read_late, read_result
 from gristmill.ledger.schema import PARTS, part_range
+from gristmill.ledger.setups import read_grants, read_setup
 from gristmill.ledger.snapshot import snapshot_id as digest_attempt
 from gristmill.ledger.summaries import counts, summary_page
 from gristmill.ledger.writer import Writer
 from gristmill.ledger.writes import (
     Admit,
+    Begin,
     Commit,
     Deliver,
     Finish,
     Freeze,
     KeepSnapshot,
+    Label,
     Lose,
     Retire,
+    Revoke,
     Write,
     prepare_call,
     prepare_result,
 )
-from gristmill.records import Capture, Delivery, Result
+from gristmill.records import Capture, Delivery, Purpose, Result
 
 __all__ = ["SqliteLedger", "SqliteReader"]
 
@@ -102,6 +106,8 @@ class SqliteReader:
                 connection = open_reader(self.path)
             try:
                 connection.execute("BEGIN")
+                # Another program may have brought the file to a newer schema since it was opened.
+                check_version(read_version(connection, self.path) or 0, self.path)
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
@@ -160,6 +166,17 @@ class SqliteReader:
         """Return the outcomes that came after the attempt had finished, in commit order."""
         with self._reading() as connection:
             return read_late(connection, find_attempt(connection, key))
+
+    def setup(self, key: AttemptKey) -> AttemptSetup | None:
+        """Return what an attempt was opened with, None where it has only calls; see `Ledger.setup`."""
+        with self._reading() as connection:
+            return read_setup(connection, find_attempt(connection, key))
+
+    def grants(self) -> Iterator[tuple[str, AttemptKey]]:
+        """Yield the key digests that open an attempt, with their attempts; see `Ledger.grants`."""
+        with self._reading() as connection:
+            found = read_grants(connection)
+        yield from found
 
     def check(self, key: AttemptKey) -> tuple[str, ...]:
         """Say where what is stored of an attempt contradicts itself; see `Ledger.check`."""
@@ -271,6 +288,32 @@ class SqliteLedger(SqliteReader):
             )
         return self._writer.submit(write)
 
+    def free_bytes(self) -> int:
+        """Return how much room the file system of the ledger has for this process.
+
+        Raises:
+            LedgerError: `file_unreadable`.
+        """
+        try:
+            stat = os.statvfs(self.path.absolute().parent)
+        except OSError as error:
+            raise LedgerError(
+                f"expected the folder of {self.path}, got {error.strerror}", where=str(self.path)
+            ) from error
+        return stat.f_bavail * stat.f_frsize
+
+    def begin(self, key: AttemptKey, setup: AttemptSetup) -> None:
+        """Open an attempt before its first call; see `Ledger.begin`."""
+        self.submit(Begin(key, setup)).result()
+
+    def revoke(self, key: AttemptKey) -> None:
+        """Let the attempt's key never open it again; see `Ledger.revoke`."""
+        self.submit(Revoke(key)).result()
+
+    def label(self, key: AttemptKey, labels: Mapping[str, Purpose]) -> None:
+        """Append purposes by call id, all or none; see `Ledger.label`."""
+        self.submit(Label(key, dict(labels))).result()
+
     def admit(self, key: AttemptKey, model_call_id: str, parent_call_id: str | None = None) -> None:
         """Record that a call is about to be made; see `Ledger.admit`."""
         check_names(key, model_call_id, parent_call_id)
@@ -321,7 +364,8 @@ class SqliteLedger(SqliteReader):
             with self._reading() as connection:
                 row = find_attempt(connection, key)
                 capture = read_capture(connection, row, exchanges=True)
-                digest = digest_attempt(capture, read_result(connection, row), read_late(connection, row))
+                result, late = read_result(connection, row), read_late(connection, row)
+                digest = digest_attempt(capture, result, late, read_setup(connection, row))
                 count = "SELECT count(*) FROM deliveries WHERE delivery_no BETWEEN ? AND ?"
                 (deliveries,) = connection.execute(count, part_range(row.attempt_no)).fetchone()
             if self.submit(KeepSnapshot(key, digest, deliveries)).result():

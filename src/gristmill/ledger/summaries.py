@@ -25,10 +25,11 @@ _COLUMNS: Final = (
     "prompt_tokens", "models", "first_at", "last_at", "touched_at",
 )
 # fmt: on
+_GROUP: Final = "CASE WHEN results.attempt_no IS NULL THEN setups.group_id ELSE results.group_id END"
 _SELECT: Final = (
     f"SELECT {', '.join(f'{ATTEMPTS.name}.{column}' for column in _COLUMNS)}, "
-    "reward, group_id, results.attempt_no IS NOT NULL FROM attempts LEFT JOIN results USING (attempt_no) "
-    "WHERE attempts.attempt_no > ?{conditions} ORDER BY attempts.attempt_no LIMIT ?"
+    f"reward, {_GROUP}, results.attempt_no IS NOT NULL FROM attempts LEFT JOIN results USING (attempt_no) "
+    "LEFT JOIN setups USING (attempt_no) WHERE attempts.attempt_no > ?{conditions} ORDER BY attempts.attempt_no LIMIT ?"
 )
 _decode_models = msgspec.json.Decoder(tuple[str, ...]).decode
 
@@ -42,7 +43,7 @@ def summary_page(
         conditions = " AND state = ?"
         parameters.append(state)
     if group_id is not None:
-        conditions += " AND group_id = ?"
+        conditions += f" AND {_GROUP} = ?"
         parameters.append(group_id)
     rows = connection.execute(_SELECT.format(conditions=conditions), (after, *parameters, size))
     return [(row[0], _summary(row)) for row in rows]

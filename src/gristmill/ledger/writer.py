@@ -2,7 +2,7 @@
 
 Invariant: a write is answered only after the transaction that holds it is durable, or after it was certainly not made.
 A write that the ledger refuses, or that SQLite cannot make, fails alone. After a failed sync nobody knows what is on
-the disk, so nothing more is written until the ledger is opened again.
+the disk, so nothing more is written until the ledger is opened again; nor once the file has another schema.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.book import Library
-from gristmill.ledger.database import translated
+from gristmill.ledger.database import check_version, read_version, translated
 from gristmill.ledger.imports import Import
 from gristmill.ledger.writes import Write
 
@@ -165,6 +165,7 @@ class Writer:
         answers: list[tuple[_Job, Any, LedgerError | None]] = []
         try:
             self._connection.execute("BEGIN IMMEDIATE")
+            self._check_schema()
             for job in jobs:
                 answers.append(self._apply(job))
             self._library.flush()
@@ -179,6 +180,15 @@ class Writer:
             else:
                 job.future.set_exception(refusal)
         return None
+
+    def _check_schema(self) -> None:
+        """Write nothing more into a file that another program has brought to another schema."""
+        version = read_version(self._connection, self._path) or 0
+        try:
+            check_version(version, self._path)
+        except LedgerError as error:
+            self._broken = error
+            raise
 
     def _apply(self, job: _Job) -> tuple[_Job, Any, LedgerError | None]:
         try:

@@ -13,8 +13,16 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.bodies import written
-from gristmill.ledger.book import AttemptBook, Library, closed_error, name_of
-from gristmill.ledger.calls import TokenBlobs, checksum, encode_record, exchange_checksum, pack_delta, result_checksum
+from gristmill.ledger.book import AttemptBook, Library, check_names, closed_error, name_of
+from gristmill.ledger.calls import (
+    TokenBlobs,
+    checksum,
+    encode_record,
+    exchange_checksum,
+    label_checksum,
+    pack_delta,
+    result_checksum,
+)
 from gristmill.ledger.exchanges import CutExchange, cut_exchange
 from gristmill.ledger.protocol import AttemptKey, AttemptState, StoredCall
 from gristmill.ledger.schema import (
@@ -22,6 +30,7 @@ from gristmill.ledger.schema import (
     DELIVERIES,
     EXCHANGES,
     INTENTS,
+    LABELS,
     PARTS,
     RESULTS,
     TABLES,
@@ -30,24 +39,29 @@ from gristmill.ledger.schema import (
     DeliveryRow,
     ExchangeRow,
     IntentRow,
+    LabelRow,
     ResultRow,
     TokenRow,
     part_no,
     part_range,
 )
-from gristmill.records import CallRecord, Delivery, Result
+from gristmill.ledger.setups import Begin, Revoke
+from gristmill.records import CallRecord, Delivery, Purpose, Result
 
 __all__ = [
     "Admit",
+    "Begin",
     "Commit",
     "Deliver",
     "Finish",
     "Freeze",
     "KeepSnapshot",
+    "Label",
     "Lose",
     "PreparedCall",
     "PreparedResult",
     "Retire",
+    "Revoke",
     "Write",
     "add_call",
     "check_base",
@@ -296,6 +310,33 @@ class Deliver(NamedTuple):
         delivery_no = part_no(book.attempt_no, _next(book.next_delivery, self.key))
         library.add(DELIVERIES, DeliveryRow(delivery_no, self.call_id, self.delivery, library.now_s()))
         book.next_delivery += 1
+        library.change(book)
+
+
+class Label(NamedTuple):
+    """What calls were for, by call id."""
+
+    key: AttemptKey
+    labels: Mapping[str, Purpose]
+
+    def apply(self, library: Library) -> None:
+        """Append the events."""
+        book = library.known(self.key)
+        if book.state in _FROZEN:
+            raise closed_error(self.key, book.state, "takes labels")
+        for call_id, purpose in self.labels.items():
+            if call_id not in book.outcomes and call_id not in book.intents:
+                raise unknown_call(self.key, call_id)
+            check_names(self.key, purpose.evidence)
+        if not self.labels:
+            return
+        _next(book.next_label + len(self.labels) - 1, self.key)
+        now_s = library.now_s()
+        for call_id, purpose in self.labels.items():
+            label_no = part_no(book.attempt_no, book.next_label)
+            crc = label_checksum(call_id, purpose)
+            library.add(LABELS, LabelRow(label_no, call_id, purpose.label, purpose.evidence, now_s, crc))
+            book.next_label += 1
         library.change(book)
 
 
