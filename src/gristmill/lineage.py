@@ -211,6 +211,13 @@ class LineageIndex:
             self._full.setdefault(digests.continuation_digest, []).append(call_id)
             self._bare.setdefault(digests.continuation_digest_bare, []).append(call_id)
 
+    def deliver(self, call_id: str, delivery: Delivery) -> None:
+        """Note what became of a call's reply; the last statement counts."""
+        if delivery in _UNDELIVERED:
+            self._undelivered.add(call_id)
+        else:
+            self._undelivered.discard(call_id)
+
     def parent_of(self, request: JsonValue) -> ParentLink:
         """Name the call that a request continues.
 

@@ -2,7 +2,7 @@
 
 Invariant: pieces are joined in the order they came, ids and log-probabilities like text; a chunk may carry
 none, one or many ids, ids without text, or text without ids. Nothing is complete before every choice has a
-finish reason and `[DONE]` has come.
+finish reason and `[DONE]` has come. A chunk is never changed, and the cost of one does not grow with what came before.
 
 Not here: what the body means (choices).
 """
@@ -18,31 +18,27 @@ from gristmill.canonical import JsonValue, loads
 from gristmill.captures.choices import ItemsOf, error_text, read_document
 from gristmill.captures.fields import JsonObject, count_at, list_at, object_at, text_at
 from gristmill.captures.reply import Reply, ReplyChoice, Unexpected, failed_reply, malformed_reply
+from gristmill.captures.sampled import SlimLogprobs
 from gristmill.captures.sse import DONE, ServerEvent, parse_events
 from gristmill.errors import Code, DecodeError
 from gristmill.records import Dialect, ResponseStatus
 
-__all__ = ["read_stream", "truncated"]
+__all__ = ["StreamAssembly", "read_stream", "truncated"]
 
 _JOINED_IN_CALL = frozenset({"arguments", "input"})
 _ID_LISTS = ("token_ids", "response_token_ids")
+_ROOT_SAID = ("id", "request_id", "model", "usage", "created", "system_fingerprint", "service_tier", "object")
 _LAST_SAID = ("finish_reason", "stop_reason", "matched_stop", "weight_versions", "meta_info", "raw_output")
 
 
 def read_stream(stream: bytes | str, dialect: Dialect, items_of: ItemsOf, *, echo: bool = False) -> Reply:
     """Read a raw event stream; `echo` as in `choices.read_body`."""
+    assembly = StreamAssembly(dialect, items_of, echo=echo)
     try:
-        assembly = _Assembly()
         assembly.add(parse_events(stream))
     except (DecodeError, Unexpected) as error:
         return malformed_reply(dialect, str(error))
-    if assembly.error is not None:
-        return failed_reply(dialect, assembly.error)
-    if not assembly.choices and not assembly.done:
-        return truncated(Reply(dialect=dialect, status=ResponseStatus.UNKNOWN, choices=(ReplyChoice(),)), "no choice")
-    reply = read_document(assembly.body(), dialect, items_of, echo=echo)
-    missing = assembly.missing_end()
-    return reply if missing is None else truncated(reply, missing)
+    return assembly.reply()
 
 
 def truncated(reply: Reply, missing: str) -> Reply:
@@ -60,12 +56,27 @@ def _cut(choice: ReplyChoice, detail: str) -> ReplyChoice:
     )
 
 
-class _Assembly:
-    """What has come of a stream so far."""
+class _Pieces(list[str]):
+    """Text that is still coming; `_whole` puts it together."""
 
-    def __init__(self) -> None:
-        self.root: JsonObject = {}
-        self.choices: dict[int, JsonObject] = {}
+
+class StreamAssembly:
+    """What has come of a stream so far; for one that is read as it arrives, and for a recorded one.
+
+    Args:
+        dialect: of the route, for the reply.
+        items_of: takes what was served out of a choice.
+        echo: as in `choices.read_body`.
+        slim: keep of each log-probability entry only the number and the id, a tenth of its size.
+    """
+
+    def __init__(self, dialect: Dialect, items_of: ItemsOf, *, echo: bool = False, slim: bool = False) -> None:
+        self._slim = slim
+        self._dialect = dialect
+        self._items_of = items_of
+        self._echo = echo
+        self._root: JsonObject = {}
+        self._choices: dict[int, JsonObject] = {}
         self.done = False
         self.error: str | None = None
 
@@ -80,47 +91,89 @@ class _Assembly:
             if event.data.strip() == DONE:
                 self.done = True
                 return
-            chunk = object_at(loads(event.data), "$")
-            if event.event == "error" and "error" not in chunk:
-                chunk = {"error": chunk}
-            self.error = error_text(chunk)
+            self.add_chunk(object_at(loads(event.data), "$"), event.event)
             if self.error is not None:
                 return
-            if event.event == "sglext" and "sglext" not in chunk:
-                chunk = {"sglext": chunk}
-            self._add_root(chunk)
-            for position, value in enumerate(list_at(chunk, "choices", "$") or ()):
-                where = f"$.choices[{position}]"
-                piece = object_at(value, where)
-                index = count_at(piece, "index", where) or 0
-                _join_choice(self.choices.setdefault(index, {"index": index}), piece, where)
+
+    def add_chunk(self, chunk: JsonObject, event: str = "message") -> None:
+        """Add one chunk, decoded; `event` is the name that the stream gave it.
+
+        Raises:
+            Unexpected: it is not a chunk.
+        """
+        if event == "error" and "error" not in chunk:
+            chunk = {"error": chunk}
+        self.error = error_text(chunk)
+        if self.error is not None:
+            return
+        if event == "sglext" and "sglext" not in chunk:
+            chunk = {"sglext": chunk}
+        self._add_root(chunk)
+        for position, value in enumerate(list_at(chunk, "choices", "$") or ()):
+            where = f"$.choices[{position}]"
+            piece = object_at(value, where)
+            index = count_at(piece, "index", where) or 0
+            choice = self._choices.get(index)
+            if choice is None:
+                choice = self._choices[index] = {"index": index}
+            _join_choice(choice, piece, where, self._slim)
 
     def _add_root(self, chunk: JsonObject) -> None:
-        for key in ("id", "request_id", "model", "usage"):
+        root = self._root
+        for key in _ROOT_SAID:
             if chunk.get(key) is not None:
-                self.root[key] = chunk[key]
+                root[key] = chunk[key]
         extension = chunk.get("sglext")
         if extension is not None:
             said = object_at(extension, "$.sglext")
-            kept = cast(JsonObject, self.root.setdefault("sglext", {}))
+            kept = cast(JsonObject, root.setdefault("sglext", {}))
             kept.update({key: value for key, value in said.items() if value is not None})
         prompt = chunk.get("prompt_token_ids")
-        if prompt is not None and self.root.setdefault("prompt_token_ids", prompt) != prompt:
+        if prompt is not None and root.setdefault("prompt_token_ids", prompt) != prompt:
             raise Unexpected("the same ids in every chunk", "different ones", "$.prompt_token_ids")
 
+    @property
+    def choices_seen(self) -> int:
+        """How many choices have appeared."""
+        return len(self._choices)
+
     def body(self) -> JsonObject:
-        """Return the body so far."""
-        return {**self.root, "choices": list(self.choices.values())}
+        """Return the body so far; later chunks do not change it."""
+        return {**self._root, "choices": [_whole(choice) for choice in self._choices.values()]}
 
     def missing_end(self) -> str | None:
         """Say what the protocol's end still lacks, None where the stream is complete."""
-        for index, choice in self.choices.items():
+        for index, choice in self._choices.items():
             if choice.get("finish_reason") is None:
                 return f"choice {index} has no finish_reason"
         return None if self.done else f"no {DONE}"
 
+    def reply(self) -> Reply:
+        """Read what has come as a reply; without the protocol's end it is a truncated one."""
+        if self.error is not None:
+            return failed_reply(self._dialect, self.error)
+        if not self._choices and not self.done:
+            nothing = Reply(dialect=self._dialect, status=ResponseStatus.UNKNOWN, choices=(ReplyChoice(),))
+            return truncated(nothing, "no choice")
+        reply = read_document(self.body(), self._dialect, self._items_of, echo=self._echo)
+        missing = self.missing_end()
+        return reply if missing is None else truncated(reply, missing)
 
-def _join_choice(choice: JsonObject, piece: JsonObject, where: str) -> None:
+
+def _whole(value: JsonValue) -> JsonValue:
+    """Copy what was joined, with every text put together; lists of ids and log-probabilities are shared."""
+    if isinstance(value, _Pieces):
+        return "".join(value)
+    if not isinstance(value, dict):
+        return value
+    whole: JsonObject = {}
+    for key, part in cast(JsonObject, value).items():
+        calls = key == "tool_calls" and isinstance(part, list)
+        whole[key] = [_whole(call) for call in cast("list[JsonValue]", part)] if calls else _whole(part)
+    return whole
+
+
+def _join_choice(choice: JsonObject, piece: JsonObject, where: str, slim: bool) -> None:
     """Add one chunk's piece of a choice."""
     for key in _ID_LISTS:
         ids = list_at(piece, key, where)
@@ -131,16 +184,34 @@ def _join_choice(choice: JsonObject, piece: JsonObject, where: str) -> None:
             choice[key] = piece[key]
     if piece.get("prompt_token_ids") is not None:
         choice.setdefault("prompt_token_ids", piece["prompt_token_ids"])
-    for key in ("logprobs", "provider_specific_fields"):
-        lists = piece.get(key)
-        if lists is not None:
-            _join_lists(choice, key, object_at(lists, f"{where}.{key}"))
+    logprobs = piece.get("logprobs")
+    if logprobs is not None:
+        given = object_at(logprobs, f"{where}.logprobs")
+        if not slim or not _join_slim(choice, given):
+            _join_lists(choice, "logprobs", given)
+    lists = piece.get("provider_specific_fields")
+    if lists is not None:
+        _join_lists(choice, "provider_specific_fields", object_at(lists, f"{where}.provider_specific_fields"))
     text = text_at(piece, "text", where)
     if text is not None:
-        choice["text"] = choice.get("text", "") + text
+        choice["text"] = _joined(choice.get("text"), text, f"{where}.text")
     if piece.get("delta") is not None:
         message = choice.setdefault("message", {})
         _join_delta(message, object_at(piece["delta"], f"{where}.delta"), f"{where}.delta")
+
+
+def _join_slim(choice: JsonObject, logprobs: JsonObject) -> bool:
+    """Join the numbers of a Chat `logprobs` field; False: it is of another form, or an earlier one was."""
+    content = logprobs.get("content")
+    slim = choice.get("logprobs")
+    if content is None and isinstance(slim, SlimLogprobs):
+        return True
+    if not isinstance(content, list) or (slim is not None and not isinstance(slim, SlimLogprobs)):
+        return False
+    if slim is None:
+        slim = choice["logprobs"] = SlimLogprobs()
+    slim.extend(cast("list[JsonValue]", content))
+    return True
 
 
 def _join_lists(holder: JsonObject, key: str, piece: JsonObject) -> None:
@@ -172,12 +243,20 @@ def _join_delta(message: JsonObject, delta: JsonObject, where: str) -> None:
             message[key] = _joined(message.get(key), value, f"{where}.{key}")
 
 
+def _copy(value: JsonValue) -> JsonValue:
+    return list(cast("list[JsonValue]", value)) if isinstance(value, list) else value
+
+
 def _joined(before: JsonValue, piece: JsonValue, where: str) -> JsonValue:
     """Join text with text and array with array."""
+    if isinstance(before, _Pieces) and isinstance(piece, str):
+        before.append(piece)
+        return before
     if before is None:
-        return list(cast("list[JsonValue]", piece)) if isinstance(piece, list) else piece
-    if (isinstance(before, str) and isinstance(piece, str)) or (isinstance(before, list) and isinstance(piece, list)):
-        return cast(JsonValue, before) + piece
+        return _Pieces((piece,)) if isinstance(piece, str) else _copy(piece)
+    if isinstance(before, list) and isinstance(piece, list) and not isinstance(before, _Pieces):
+        cast("list[JsonValue]", before).extend(cast("list[JsonValue]", piece))
+        return cast(JsonValue, before)
     raise Unexpected("pieces of one kind", "different ones", where)
 
 

@@ -8,14 +8,15 @@ from gristmill.captures.fields import JsonObject, object_at
 from gristmill.captures.reply import Reply
 from gristmill.records import Dialect
 
-__all__ = ["read_body", "read_stream", "read_value"]
+__all__ = ["read_body", "read_stream", "read_value", "stream_items"]
 
 
 def _items(choice: JsonObject, where: str) -> tuple[JsonValue, ...]:
     return (object_at(choice.get("message"), f"{where}.message"),)
 
 
-def _stream_items(choice: JsonObject, where: str) -> tuple[JsonValue, ...]:
+def stream_items(choice: JsonObject, where: str) -> tuple[JsonValue, ...]:
+    """Return what was served of a choice that came as a stream."""
     # A stream may finish a choice without ever having sent a delta: an assistant message with nothing in it.
     return (choice.get("message", {"role": "assistant", "content": None}),)
 
@@ -32,4 +33,4 @@ def read_value(value: JsonValue, *, echo: bool = False) -> Reply:
 
 def read_stream(stream: bytes | str, *, echo: bool = False) -> Reply:
     """Read a stream of `chat.completion.chunk` events."""
-    return assembly.read_stream(stream, Dialect.CHAT, _stream_items, echo=echo)
+    return assembly.read_stream(stream, Dialect.CHAT, stream_items, echo=echo)

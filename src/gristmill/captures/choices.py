@@ -39,6 +39,11 @@ ItemsOf = Callable[[JsonObject, str], tuple[JsonValue, ...]]
 _ABSENT = msgspec.Raw()
 
 
+class _FastMeta(msgspec.Struct):
+    weight_versions: msgspec.Raw = _ABSENT
+    output_token_logprobs: msgspec.Raw = _ABSENT
+
+
 class _FastChoice(msgspec.Struct):
     index: msgspec.Raw = _ABSENT
     message: msgspec.Raw = _ABSENT
@@ -47,6 +52,7 @@ class _FastChoice(msgspec.Struct):
     stop_reason: msgspec.Raw = _ABSENT
     matched_stop: msgspec.Raw = _ABSENT
     weight_versions: msgspec.Raw = _ABSENT
+    meta_info: _FastMeta | None = None
     token_ids: list[int] | None = None
     response_token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
@@ -75,6 +81,8 @@ def _plain(holder: msgspec.Struct) -> JsonObject:
             if value is _ABSENT:
                 continue
             value = loads(bytes(value))
+        elif isinstance(value, _FastMeta):
+            value = _plain(value)
         plain[key] = value
     return plain
 
@@ -235,8 +243,11 @@ def _count_mismatch(choice: ReplyChoice, detail: str) -> ReplyChoice:
 def _weight_spans(choice: JsonObject, where: str, ids: Any) -> tuple[WeightSpan, ...]:
     """Read the engine's own weight spans; a version alone names no token and is not made into one."""
     made: list[WeightSpan] = []
-    for position, value in enumerate(list_at(choice, "weight_versions", where) or ()):
-        place = f"{where}.weight_versions[{position}]"
+    holder, inside = choice, where
+    if choice.get("weight_versions") is None and isinstance(choice.get("meta_info"), dict):
+        holder, inside = cast(JsonObject, choice["meta_info"]), f"{where}.meta_info"
+    for position, value in enumerate(list_at(holder, "weight_versions", inside) or ()):
+        place = f"{inside}.weight_versions[{position}]"
         span = object_at(value, place)
         start, end, version = (
             count_at(span, "start", place),

@@ -11,7 +11,7 @@ from gristmill.captures.fields import JsonObject, text_at
 from gristmill.captures.reply import Reply, Unexpected
 from gristmill.records import Dialect
 
-__all__ = ["read_body", "read_stream", "read_value"]
+__all__ = ["read_body", "read_stream", "read_value", "stream_items"]
 
 
 def _items(choice: JsonObject, where: str) -> tuple[JsonValue, ...]:
@@ -21,7 +21,8 @@ def _items(choice: JsonObject, where: str) -> tuple[JsonValue, ...]:
     return ({"role": "assistant", "content": text},)
 
 
-def _stream_items(choice: JsonObject, where: str) -> tuple[JsonValue, ...]:
+def stream_items(choice: JsonObject, where: str) -> tuple[JsonValue, ...]:
+    """Return what was served of a choice that came as a stream."""
     return ({"role": "assistant", "content": text_at(choice, "text", where)},)
 
 
@@ -37,4 +38,4 @@ def read_value(value: JsonValue, *, echo: bool = False) -> Reply:
 
 def read_stream(stream: bytes | str, *, echo: bool = False) -> Reply:
     """Read a stream of `text_completion` events."""
-    return assembly.read_stream(stream, Dialect.COMPLETIONS, _stream_items, echo=echo)
+    return assembly.read_stream(stream, Dialect.COMPLETIONS, stream_items, echo=echo)

@@ -20,7 +20,7 @@ from gristmill.canonical import JsonValue
 from gristmill.captures.fields import JsonObject, number
 from gristmill.errors import Code
 
-__all__ = ["FastLogprobs", "IdSearch", "logprob_values", "prompt_ids", "sampled_ids"]
+__all__ = ["FastLogprobs", "IdSearch", "SlimLogprobs", "logprob_values", "prompt_ids", "sampled_ids"]
 
 _token_placeholder = re.compile(r"token_id:(\d{1,18})\Z", re.ASCII)
 
@@ -34,6 +34,23 @@ class FastLogprobs(msgspec.Struct):
 
     content: list[_FastLogprob] | None = None
     token_logprobs: list[float | None] | None = None
+
+
+class SlimLogprobs:
+    """The entries of a `logprobs.content` list reduced to what is read of them: a number and, where given, an id."""
+
+    __slots__ = ("ids", "values")
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.ids: list[JsonValue] = []
+
+    def extend(self, entries: list[JsonValue]) -> None:
+        """Add entries; one that is no object, or whose number is none, becomes NaN."""
+        for entry in entries:
+            self.values.append(number(_member(entry, "logprob")))
+            stated = _member(entry, "token_id")
+            self.ids.append(_entry_id(_member(entry, "token")) if stated is None else stated)
 
 
 class IdSearch(msgspec.Struct, frozen=True):
@@ -76,6 +93,10 @@ def _places(choice: Mapping[str, JsonValue], root: Mapping[str, JsonValue], inde
     if isinstance(scored, list) and scored:
         yield "meta_info.output_token_logprobs", [_at(entry, 1) for entry in _elements(scored)]
     logprobs = choice.get("logprobs")
+    if isinstance(logprobs, SlimLogprobs):
+        if logprobs.ids:
+            yield "logprobs.content", logprobs.ids
+        return
     content = _member(logprobs, "content")
     if isinstance(content, list) and content:
         entries = _elements(content)
@@ -149,6 +170,8 @@ def logprob_values(choice: Mapping[str, JsonValue]) -> Sequence[float] | None:
             return [entry.logprob for entry in logprobs.content]
         values = logprobs.token_logprobs
         return None if values is None else [number(value) for value in values]
+    if isinstance(logprobs, SlimLogprobs):
+        return logprobs.values
     content = _member(logprobs, "content")
     if isinstance(content, list):
         return [number(_member(entry, "logprob")) for entry in _elements(content)]

@@ -1,0 +1,143 @@
+"""An outcome made durable: from a reply and what the client was served to committed calls.
+
+Invariant: what is in memory of an attempt is never behind what the ledger acknowledged, and is dropped where it may be
+ahead of it.
+"""
+
+from __future__ import annotations
+
+from time import monotonic, time
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gristmill.captures import CallContext, Reply
+from gristmill.captures.request import sampling_of
+from gristmill.errors import LedgerError
+from gristmill.gateway.asked import Asked
+from gristmill.gateway.attempts import Attempt
+from gristmill.gateway.desk import Desk
+from gristmill.gateway.front import JsonObject
+from gristmill.gateway.outcome import as_served, stored_calls, tokens_of
+from gristmill.gateway.upstream.replicas import Replica
+from gristmill.ledger.writes import Commit, prepare_call
+from gristmill.records import CallRecord, Dialect
+
+__all__ = ["Ended", "Intent", "Order", "keep"]
+
+
+class Order(NamedTuple):
+    """How a call is sent on: its id, the engine, the body for it with the model its own, what was changed in it."""
+
+    call_id: str
+    replica: Replica
+    body: JsonObject
+    notes: tuple[str, ...]
+
+
+class Intent(NamedTuple):
+    """A call as it was admitted: dialect, unix seconds, and the weights that the engine was said to have then."""
+
+    dialect: Dialect
+    admitted_at: float
+    weights: str | None
+
+
+class Ended(NamedTuple):
+    """How it ended: the engine's reply, the whole reply as the client got it, the HTTP status it was told."""
+
+    reply: Reply
+    served: JsonObject | None
+    status: int | None
+
+
+async def keep(
+    desk: Desk, attempt: Attempt, asked: Asked, order: Order, intent: Intent, ended: Ended
+) -> tuple[CallRecord, ...] | None:
+    """Commit a call's outcome and make it known to the calls that come after.
+
+    Returns the records, None where they could not be made durable; the call stays admitted, and counts as lost.
+    """
+    began = monotonic()
+    try:
+        calls = stored_calls(
+            as_served(
+                ended.reply,
+                intent.dialect,
+                ended.served,
+                response_id=_response_id(ended.served) or order.call_id,
+                no_ids=order.replica.engine.missing(),
+                choices=asked.translated.choices,
+            ),
+            _context(desk, attempt, asked, order, intent, ended.reply),
+            attempt.book,
+            _exchange(asked, ended) if desk.config.keep_exchanges else None,
+            _as_asked(order, ended.reply),
+        )
+        await desk.write(Commit(attempt.key, [prepare_call(attempt.key, call) for call in calls]))
+    except LedgerError as error:
+        desk.attempts.forget(attempt.key)
+        desk.log.error("not durable", call_id=order.call_id, code=str(error.code), **desk.names(attempt.key))
+        desk.metrics.calls.labels(str(intent.dialect), "not_durable").inc()
+        return None
+    desk.metrics.commit_seconds.observe(monotonic() - began)
+    records = tuple(call.record for call in calls)
+    for record in records:
+        attempt.add(record, stream=asked.translated.stream)
+    _count(desk, intent.dialect, records)
+    return records
+
+
+def _context(desk: Desk, attempt: Attempt, asked: Asked, order: Order, intent: Intent, reply: Reply) -> CallContext:
+    return CallContext(
+        model_call_id=order.call_id,
+        rollout_id=attempt.key.rollout_id,
+        attempt=attempt.key.attempt,
+        parent_call_id=asked.parent.parent_call_id,
+        parent_resolution=asked.parent.resolution,
+        request=asked.evidence,
+        session_id=asked.session.session_id,
+        parent_session_id=asked.session.parent_session_id,
+        admitted_at=intent.admitted_at,
+        completed_at=time(),
+        purpose=asked.purpose,
+        requested_model=asked.model,
+        upstream=order.replica.label,
+        upstream_id=reply.response_id,
+        engine_epoch=order.replica.epoch,
+        weights_at_start=intent.weights,
+        weights_at_end=desk.weights(order.replica.label),
+        changes=order.notes,
+        retry_of=asked.retry_of,
+        request_digest=asked.digest,
+    )
+
+
+def _exchange(asked: Asked, ended: Ended) -> dict[str, Any]:
+    return {"request": asked.evidence, "reply": ended.served, "headers": asked.headers, "status": ended.status}
+
+
+def _as_asked(order: Order, reply: Reply) -> dict[str, Any]:
+    """Return settings as the engine was asked, its model's own name, and how its log-probabilities are meant."""
+    mode = order.replica.capabilities.logprobs_mode
+    return {
+        "sampling": msgspec.structs.replace(sampling_of(order.body), logprobs_mode=mode),
+        "model": reply.model or order.body.get("model"),
+    }
+
+
+def _response_id(served: JsonObject | None) -> str | None:
+    found = None if served is None else served.get("id")
+    return found if isinstance(found, str) else None
+
+
+def _count(desk: Desk, dialect: Dialect, records: tuple[CallRecord, ...]) -> None:
+    name = str(dialect)
+    for record in records:
+        desk.metrics.calls.labels(name, "usable" if record.usable else "unusable").inc()
+        if record.unusable_reason is not None:
+            desk.metrics.unusable.labels(str(record.unusable_reason)).inc()
+        desk.metrics.parents.labels(str(record.parent_resolution)).inc()
+    prompt, sampled = tokens_of(records)
+    desk.metrics.prompt_tokens.labels(name).inc(prompt)
+    desk.metrics.sampled_tokens.labels(name).inc(sampled)

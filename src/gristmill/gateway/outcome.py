@@ -1,0 +1,111 @@
+"""What is stored of a call that was served: records, tokens and the exchange, one call per choice.
+
+Invariant: tokens, finish and usage are the engine's word; content is what the client was served, in its dialect. Every
+choice that was admitted gets a record, whatever became of it, and a call without tokens says why.
+
+Not here: when a call is stored (call), reading an engine's reply (captures).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gristmill.canonical import JsonValue
+from gristmill.captures import CallContext, Reply, ReplyChoice, calls_from_reply, choice_call_id
+from gristmill.captures.decode import decode_value
+from gristmill.captures.reply import encodable
+from gristmill.errors import Code
+from gristmill.ledger import StoredCall
+from gristmill.records import CallRecord, Dialect, Exchange, ResponseStatus
+from gristmill.tokens import TokenBook
+
+__all__ = ["admitted_ids", "as_aborted", "as_failed", "as_served", "stored_calls", "tokens_of"]
+
+
+def as_failed(dialect: Dialect, message: str, choices: int, reason: Code = Code.CALL_FAILED) -> Reply:
+    """A reply that never was: one failed choice for each that was asked for."""
+    detail = encodable(message)
+    made = tuple(
+        ReplyChoice(index=index, response_status=ResponseStatus.FAILED, reason=reason, detail=detail)
+        for index in range(choices)
+    )
+    return Reply(dialect=dialect, status=ResponseStatus.FAILED, choices=made, error=detail)
+
+
+def as_aborted(reply: Reply, why: str, choices: int) -> Reply:
+    """Mark a reply that the gateway broke off; what had been sampled by then stays with it."""
+    known = {choice.index: choice for choice in reply.choices if choice.index < choices}
+    made: list[ReplyChoice] = []
+    for index in range(choices):
+        choice = known.get(index, ReplyChoice(index=index))
+        detail = why if choice.token_ids is not None else f"{why}; {Code.TOKEN_IDS_MISSING}"
+        status = ResponseStatus.INCOMPLETE if choice.finish_reason is not None else ResponseStatus.UNKNOWN
+        made.append(msgspec.structs.replace(choice, response_status=status, reason=Code.ABORTED, detail=detail))
+    return msgspec.structs.replace(reply, choices=tuple(made), status=ResponseStatus.UNKNOWN, error=None)
+
+
+def as_served(
+    reply: Reply, dialect: Dialect, served: JsonValue, *, response_id: str, no_ids: str | None, choices: int
+) -> Reply:
+    """Put what the client was served into an engine's reply.
+
+    Args:
+        reply: what the engine said.
+        dialect: the client's.
+        served: the whole reply as the client got it, None where it got nothing.
+        response_id: as the client was told.
+        no_ids: why the engine gives no token ids, None where it was asked for them.
+        choices: how many were admitted; one that the engine never mentioned is stored as truncated.
+    """
+    items: dict[int, tuple[JsonValue, ...]] = {}
+    if served is not None:
+        items = {choice.index: choice.items for choice in decode_value(dialect, 200, served).choices}
+    known = {choice.index: choice for choice in reply.choices}
+    absent = ReplyChoice(reason=Code.STREAM_TRUNCATED, detail="the engine never mentioned this choice")
+    made: list[ReplyChoice] = []
+    for index in sorted(known.keys() | set(range(choices))):
+        choice = known.get(index) or msgspec.structs.replace(absent, index=index)
+        choice = msgspec.structs.replace(choice, items=items.get(index, ()))
+        if choice.reason is Code.TOKEN_IDS_MISSING:
+            reason = no_ids or f"not returned: the engine was asked for token ids; {choice.detail}"
+            choice = msgspec.structs.replace(choice, detail=encodable(reason))
+        made.append(choice)
+    return msgspec.structs.replace(reply, dialect=dialect, response_id=response_id, choices=tuple(made))
+
+
+def stored_calls(
+    reply: Reply,
+    context: CallContext,
+    book: TokenBook,
+    exchange: Mapping[str, Any] | None,
+    changes: Mapping[str, Any],
+) -> tuple[StoredCall, ...]:
+    """Make what the ledger stores of a reply.
+
+    Args:
+        reply: of `as_served`.
+        context: ids, request and lineage of the call.
+        book: the attempt's tokens; the new ones are added.
+        exchange: fields of `Exchange`, None where exchanges are not kept.
+        changes: fields of the records that take precedence (`sampling` as it was asked of the engine, `model`).
+    """
+    stored: list[StoredCall] = []
+    for made in calls_from_reply(reply, context, book):
+        record = msgspec.structs.replace(made.record, **changes)
+        kept = None if exchange is None else Exchange(model_call_id=record.model_call_id, **exchange)
+        stored.append(StoredCall(record=record, tokens=made.tokens, exchange=kept))
+    return tuple(stored)
+
+
+def admitted_ids(call_id: str, choices: int) -> Sequence[str]:
+    """Name the calls of a request's choices."""
+    return [choice_call_id(call_id, index) for index in range(choices)]
+
+
+def tokens_of(records: Sequence[CallRecord]) -> tuple[int, int]:
+    """Count prompt and sampled tokens of usable calls."""
+    usable = [record for record in records if record.usable]
+    return sum(record.prompt_len for record in usable), sum(record.cum_len - record.prompt_len for record in usable)
