@@ -33,8 +33,10 @@ Alive = Callable[[], Awaitable[bool]]
 
 _RECEIVED: Final = frozenset({"content-type", "retry-after", "server", "via"})
 _READ_AHEAD_bytes: Final = 256 * 1024
+_SPARE: Final = 32
+"""Connections beside those that sample, so that an abort never waits for the call that it aborts."""
 _IN_ONE_WRITE_bytes: Final = 512 * 1024
-_NO_ALIVE: Final = "the engine answered nothing in time"
+_NO_ANSWER: Final = "the engine answered nothing in time"
 
 
 class Answer(NamedTuple):
@@ -55,7 +57,7 @@ class Client:
     def __init__(self, settings: UpstreamSettings) -> None:
         self._settings = settings
         kept = aiohttp.TCPConnector(
-            limit=0, limit_per_host=settings.connections, keepalive_timeout=settings.keepalive_s
+            limit=0, limit_per_host=settings.connections + _SPARE, keepalive_timeout=settings.keepalive_s
         )
         self._session = self._session_over(kept)
         # Its own connections: a check must not wait behind the requests whose silence it is about.
@@ -122,7 +124,7 @@ class Client:
                 finally:
                     await reply.close()
         except TimeoutError:
-            raise UpstreamError(UpstreamFault.SILENT, f"{_NO_ALIVE}: {timeout_s:g} s") from None
+            raise UpstreamError(UpstreamFault.SILENT, f"{_NO_ANSWER}: {timeout_s:g} s") from None
 
 
 async def _well() -> bool:

@@ -52,8 +52,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     kind: EngineKind
     version: str | None = None
     listed: tuple[ListedModel, ...] = ()
-    server: tuple[str, ...] = ()
-    via: tuple[str, ...] = ()
+    server: str | None = None
+    via: str | None = None
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -126,14 +126,9 @@ async def identify(client: Client, spec: UpstreamSpec, timeout_s: float) -> Iden
         kind=kind,
         version=await _version(client, spec, kind, timeout_s),
         listed=listed,
-        server=_header(answer, "server"),
-        via=_header(answer, "via"),
+        server=answer.headers.get("server"),
+        via=answer.headers.get("via"),
     )
-
-
-def _header(answer: Answer, name: str) -> tuple[str, ...]:
-    value = answer.headers.get(name)
-    return () if value is None else (value,)
 
 
 async def _kind(client: Client, spec: UpstreamSpec, listed: tuple[ListedModel, ...], timeout_s: float) -> EngineKind:

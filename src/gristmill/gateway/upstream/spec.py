@@ -37,7 +37,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
         down_after, up_after: checks in a row that take an engine out, and bring it back.
         keepalive_s: how long an idle connection is kept; less than engines do (5 s in vLLM and SGLang), or a request
             could be sent into a connection that is being closed.
-        connections: at most, to one engine.
+        connections: at most, to one engine, beside a few for aborts.
         reply_limit_bytes: of one answer.
         probe_timeout_s: of one request of a probe.
     """
@@ -49,7 +49,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     down_after: int = 2
     up_after: int = 2
     keepalive_s: float = 2.0
-    connections: int = 1024
+    connections: int = 4096
     reply_limit_bytes: int = 256 * 1024 * 1024
     probe_timeout_s: float = 30.0
 
