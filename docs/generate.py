@@ -2,6 +2,7 @@
 
 - `reference/codes.md` from `gristmill.errors`, grouped as the enum groups them
 - `reference/cli.md` from the commands themselves
+- `reference/configuration.md` from the settings of the gateway
 - the table of `performance.md` from `bench/results.json`, if there is one (`python -m bench --json bench/results.json`)
 
 With `--check` nothing is written; the exit code is 1 if a page is not current.
@@ -18,11 +19,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 
 from gristmill.cli.app import COMMANDS, application
 from gristmill.cli.failure import exit_code_of
 from gristmill.cli.remedies import REFUSAL_REMEDIES, VERDICT_REMEDIES
 from gristmill.errors import CODE_MEANINGS, Code
+from gristmill.gateway.config import EngineSetting, GatewayConfig
+from gristmill.gateway.settings import ENVIRONMENT_PREFIX, SETTINGS
 
 DOCS: Final = Path(__file__).resolve().parent
 RESULTS: Final = DOCS.parent / "bench" / "results.json"
@@ -40,6 +44,8 @@ _NOTES: Final[Mapping[str, str]] = {
     "fault: it stands in the funnel.",
     "Checks of `verify` over finished rows.": "One a finding.",
     "The ledger.": "These end a command, or a write of a gateway.",
+    "The gateway refuses a request, or a call fails in it.": "In the error a harness is answered with, in the log, and in "
+    "`unusable_detail` of the failed call.",
     "Files, options, environment.": "These end a command.",
 }
 
@@ -156,6 +162,79 @@ def cli_page() -> str:
     return page("Command line", "One command per stage; `gristmill COMMAND --help` says the same.", _commands())
 
 
+def _meanings(documented: type[Any]) -> dict[str, str]:
+    """Return what a docstring's `Attributes` say of each name; names that share a line share the meaning."""
+    _, _, attributes = inspect.cleandoc(documented.__doc__ or "").partition("Attributes:")
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in attributes.splitlines():
+        if match := re.match(r" {4}(\w+(?:, \w+)*): (.*)", line):
+            names = match[1].split(", ")
+            found.update(dict.fromkeys(names, match[2]))
+        elif line.strip():
+            found.update({name: f"{found[name]} {line.strip()}" for name in names})
+    return found
+
+
+def _default(value: Any) -> str:
+    if value is msgspec.NODEFAULT:
+        return "needed"
+    if value in (None, (), {}):
+        return ""
+    return f"`{value.isoformat() if hasattr(value, 'isoformat') else value}`"
+
+
+def _settings() -> Iterator[str]:
+    options = {
+        option.name: option.opts[0]
+        for option in application.get_command(application.make_context("gristmill", ["serve"]), "serve").params
+        if isinstance(option, click.Option)
+    }
+    meanings = _meanings(GatewayConfig)
+    defaults = {field.name: field for field in msgspec.structs.fields(GatewayConfig)}
+    rows: list[list[str]] = []
+    for name in SETTINGS:
+        field = defaults[name]
+        default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+        meaning = meanings[name]
+        flag = f"`{options[name]}`" if name in options else ""
+        rows.append([f"`{name}`", flag, meaning[:1].upper() + meaning[1:], _default(default)])
+    yield from table(["setting", "flag", "meaning", "default"], rows)
+    yield "An engine is its address, or a table of"
+    yield ""
+    engine = {field.name: field for field in msgspec.structs.fields(EngineSetting)}
+    told = {
+        "url": "base address; a path before the engine's routes is allowed",
+        "kind": "`auto` asks the engine; `vllm`, `sglang`, `generic`",
+        "key_env": f"the variable that holds its key; without it `{ENVIRONMENT_PREFIX}UPSTREAM_KEY`, if that is set",
+    }
+    yield from table(
+        ["key", "meaning", "default"], [[f"`{name}`", told[name], _default(engine[name].default)] for name in engine]
+    )
+
+
+def configuration_page() -> str:
+    """Make the page of settings."""
+    introduction = (
+        "A setting of the gateway is said on the command line, in the environment, or in a TOML file; the first that\n"
+        "says something counts. Each has one name: `max_body_bytes` in the file, `GRISTMILL_MAX_BODY_BYTES` in the\n"
+        "environment. The file is named by `--config` or `GRISTMILL_CONFIG`. A name that is no setting is an error\n"
+        "wherever it stands. Secrets are never settings: the key of an engine is in a variable of its own, the\n"
+        "administrator's in a file.\n\n"
+        "```toml\n"
+        'upstreams = ["http://127.0.0.1:8000"]\n'
+        'ledger = "run.ledger"\n'
+        'models = ["*=policy"]\n'
+        "idle_timeout_s = 60\n\n"
+        "[overrides]\n"
+        "temperature = 1.0\n"
+        "```\n\n"
+        "In the environment lists are separated by commas and `overrides` is JSON. On the command line, lists are\n"
+        "options that are repeated."
+    )
+    return page("Configuration", introduction, _settings())
+
+
 def _time(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
@@ -213,6 +292,7 @@ def generated() -> dict[Path, str]:
     return {
         DOCS / "reference" / "codes.md": codes_page(),
         DOCS / "reference" / "cli.md": cli_page(),
+        DOCS / "reference" / "configuration.md": configuration_page(),
         performance: performance_page(performance.read_text(encoding="utf-8")),
     }
 

@@ -55,6 +55,15 @@ _ENVIRONMENT: Final = frozenset(
         Code.LEDGER_DAMAGED,
         Code.LEDGER_BUSY,
         Code.LEDGER_CLOSED,
+        Code.KEY_MISSING,
+        Code.KEY_UNKNOWN,
+        Code.KEY_FORBIDDEN,
+        Code.HOST_REFUSED,
+        Code.GATEWAY_BUSY,
+        Code.DISK_LOW,
+        Code.NOT_DURABLE,
+        Code.ENGINE_UNREACHABLE,
+        Code.ENGINE_LOST,
         Code.INTERNAL,
     }
 )

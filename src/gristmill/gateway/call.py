@@ -47,6 +47,7 @@ _FAULT_STATUS: Final = {
     UpstreamFault.OVERSIZED: 502,
     UpstreamFault.PROTOCOL: 502,
 }
+_TOO_LONG: Final = ("context length", "maximum model length", "max_model_len", "longer than the model")
 _EVENT_STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
@@ -61,8 +62,17 @@ class Ending(StrEnum):
 class _EngineSaid(Exception):
     """The engine answered with an error, or with what is no answer."""
 
-    def __init__(self, status: int, message: str, *, malformed: bool = False, retry_after: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        malformed: bool = False,
+        retry_after: str | None = None,
+        code: str = str(Code.CALL_FAILED),
+    ) -> None:
         self.status = status
+        self.code = code
         self.message = encodable(message)
         self.malformed = malformed
         self.retry_after = retry_after
@@ -269,10 +279,18 @@ class Call:
             self._desk.metrics.engine_errors.labels(self._replica.label, "cut").inc()
             await self._finish_badly(reply, 502, Code.ENGINE_LOST, cut.detail or "the stream ended early")
             return
+        if self._aborted_body(reply):
+            await self._finish_badly(reply, 503, Code.ABORTED, "the engine aborted the generation")
+            return
         if not await self._commit(reply, self._encoder.served(), 200):
             await self._fail_client(503, Code.NOT_DURABLE, "the call could not be made durable; its reply is withheld")
             return
         await self._release()
+
+    def _aborted_body(self, reply: Reply) -> bool:
+        """Tell whether a whole reply is of a generation that the engine aborted, which not every dialect can say."""
+        aborted = any(choice.reason is Code.ABORTED for choice in reply.choices)
+        return aborted and not self._client.started and self._front.dialect is not self._route
 
     async def _release(self) -> None:
         held = b"".join(self._held)
@@ -291,7 +309,7 @@ class Call:
             said = error.message if error.malformed else f"HTTP {error.status}: {error.message}"
             reason = Code.REPLY_MALFORMED if error.malformed else Code.CALL_FAILED
             reply = as_failed(self._front.dialect, said, self._asked.translated.choices, reason)
-        await self._finish_badly(reply, error.status, Code.CALL_FAILED, error.message, retry_after=error.retry_after)
+        await self._finish_badly(reply, error.status, error.code, error.message, retry_after=error.retry_after)
 
     async def _engine_broke(self, error: UpstreamError) -> None:
         code = Code.ENGINE_UNREACHABLE if error.fault is UpstreamFault.UNREACHABLE else Code.ENGINE_LOST
@@ -351,16 +369,16 @@ class Call:
             await answer.close()
 
     async def _finish_badly(
-        self, reply: Reply, status: int, code: Code, message: str, *, retry_after: str | None = None
+        self, reply: Reply, status: int, code: str, message: str, *, retry_after: str | None = None
     ) -> None:
         """Store what there is, and tell the client."""
         served = self._encoder.served() if self._client.started and self._assembly.choices_seen else None
         await self._commit(reply, served, status)
         await self._fail_client(status, code, message, retry_after=retry_after)
         self._delivered(Delivery.PARTIAL)
-        self._log("failed", status, code=str(code))
+        self._log("failed", status, code=code)
 
-    async def _fail_client(self, status: int, code: Code, message: str, *, retry_after: str | None = None) -> None:
+    async def _fail_client(self, status: int, code: str, message: str, *, retry_after: str | None = None) -> None:
         if self._client.gone:
             return
         if self._client.started:
@@ -369,7 +387,7 @@ class Call:
         headers = self._headers()
         if retry_after is not None or status == 503:
             headers.append((b"retry-after", (retry_after or "1").encode("latin-1", "replace")))
-        await self._client.answer(status, dump(self._front.error(status, str(code), message)), headers)
+        await self._client.answer(status, dump(self._front.error(status, code, message)), headers)
 
     # ---- the record --------------------------------------------------------------------------------------------------
 
@@ -432,7 +450,11 @@ async def _engine_error(upstream: UpstreamReply) -> _EngineSaid:
     if status < 400 or status in {401, 403, 407}:
         # A redirect is never followed, and the engine's key is not the harness's business.
         return _EngineSaid(502, f"the engine answered with status {status}")
-    return _EngineSaid(status, message[:4000], retry_after=upstream.headers.get("retry-after"))
+    code = str(Code.CALL_FAILED)
+    if status == 400 and any(sign in message.lower() for sign in _TOO_LONG):
+        # The words by which harnesses know that it is time to compact.
+        message, code = f"prompt is too long: {message}", "context_length_exceeded"
+    return _EngineSaid(status, message[:4000], retry_after=upstream.headers.get("retry-after"), code=code)
 
 
 def _notes_header(notes: Sequence[str]) -> bytes:

@@ -7,7 +7,7 @@ from typing import Final, cast
 from gristmill.errors import Code, DecodeError
 from gristmill.gateway.asked import engine_model
 from gristmill.gateway.desk import Desk
-from gristmill.gateway.dialects.messages import count_request
+from gristmill.gateway.dialects.messages import count_body
 from gristmill.gateway.front import JsonObject, RequestRefused
 from gristmill.gateway.json_text import dump, parse
 from gristmill.gateway.metrics import CONTENT_TYPE
@@ -85,7 +85,7 @@ async def answer_count(desk: Desk, replicas: Replicas, request: Request, key: At
     wanted = body.get("model")
     known = [model for replica in replicas if replica.up for model in replica.capabilities.models]
     model = engine_model(desk.config.models, wanted if isinstance(wanted, str) else "", known)
-    chat = count_request(body) if counting else {name: body[name] for name in _TOKENIZED if name in body}
+    chat = count_body(body) if counting else {name: body[name] for name in _TOKENIZED if name in body}
     value = await _tokenised(replicas.for_attempt(key, model), {**chat, "model": model})
     count = value.get("count")
     if counting and type(count) is not int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple, Self
 
@@ -153,8 +154,9 @@ async def _send(session: aiohttp.ClientSession, spec: UpstreamSpec, ask: Ask) ->
     try:
         response = await session.request(ask.method, url, data=data, headers=headers, allow_redirects=False)
     except aiohttp.ClientConnectorError as error:
-        message = f"cannot connect to the engine: {error.strerror or error.os_error}"
-        raise UpstreamError(UpstreamFault.UNREACHABLE, message) from error
+        cause = error.os_error
+        why = os.strerror(cause.errno) if isinstance(cause, ConnectionError) and cause.errno else cause
+        raise UpstreamError(UpstreamFault.UNREACHABLE, f"cannot connect to the engine: {why}") from error
     except aiohttp.ConnectionTimeoutError as error:
         raise UpstreamError(UpstreamFault.UNREACHABLE, "cannot connect to the engine in time") from error
     except aiohttp.ClientResponseError as error:

@@ -9,6 +9,7 @@ Not here: what an engine says of itself (identity), how a reply is read (capture
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, Final, cast
 from uuid import uuid4
 
@@ -31,6 +32,7 @@ __all__ = ["capabilities_of", "measure", "probe"]
 
 _VLLM, _SGLANG = EngineKind.VLLM, EngineKind.SGLANG
 _SCALE_OUT: Final = "start vLLM with --enable-scale-out"
+_ANNOUNCE: Final = "announce each with POST /gristmill/v1/weights"
 _TOOL: Final = {
     "type": "function",
     "function": {"name": "count", "parameters": {"type": "object", "properties": {"to": {"type": "integer"}}}},
@@ -135,7 +137,7 @@ class _Measurement:
         self._learn(
             prompt_ids=_given(choice.prompt_ids),
             token_ids=_given(choice.token_ids),
-            logprobs=_given(choice.logprobs),
+            logprobs=_yes(bool(choice.logprobs) and all(map(isfinite, choice.logprobs or ()))),
             weight_versions=_given(_weights(sample)),
             routed_experts=_given(_experts(sample)),
         )
@@ -153,7 +155,9 @@ class _Measurement:
                 " older than they are."
             )
         if self.found.weight_versions is Support.NO and kind is _VLLM:
-            self._notes.append("Replies name no weight version: announce each with POST /gristmill/v1/weights.")
+            self._notes.append(f"Replies name no weight version: {_ANNOUNCE}.")
+        if self.found.weight_versions is Support.YES and kind is _SGLANG:
+            self._notes.append(f"Whole replies name their weight version, streams do not: {_ANNOUNCE}.")
 
     async def _streamed(self, whole: Sample) -> None:
         """Sample the same as a stream that a stop token ends: ids, their log-probabilities, and the stop token."""
