@@ -240,6 +240,26 @@ def test_every_failure_has_its_name(handler: object, fault: UpstreamFault) -> No
     running(main())
 
 
+def test_a_request_into_a_connection_that_closes_is_not_sent_again() -> None:
+    """The engine may have begun to sample it: whether to try again is for the harness to say, which knows it did."""
+
+    async def main() -> None:
+        async def second_closes(_: Seen, wire: Wire) -> None:
+            if len(engine.seen) == 1:
+                await wire.json({})
+            else:
+                wire.close()
+
+        async with FakeEngine() as engine, Client(PATIENT) as client:
+            engine.on(CHAT.path, second_closes)
+            await (await opened(client, engine)).read()
+            error = await fault_of(client, engine)
+            assert error.fault is UpstreamFault.RESET
+            assert [seen.connection for seen in engine.seen] == [1, 1]
+
+    running(main())
+
+
 def test_what_came_before_a_break_is_handed_out() -> None:
     """The tokens of a cut stream were sampled; they are recorded as far as they came."""
 

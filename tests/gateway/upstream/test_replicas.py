@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from gristmill.errors import CaptureError, Code, ConfigError
-from gristmill.gateway.upstream.protocol import Ask, EngineKind, UpstreamError, UpstreamFault
+from gristmill.gateway.upstream.protocol import Ask, EngineKind, Support, UpstreamError, UpstreamFault
 from gristmill.gateway.upstream.replicas import Replica, Replicas
 from gristmill.gateway.upstream.spec import UpstreamSettings, UpstreamSpec
 from gristmill.ledger import AttemptKey
+from gristmill.records import Dialect
+from tests.gateway.upstream.toy import Toy
 from tests.gateway.upstream.wire import FakeEngine, Seen, Wire, running, until
 
 QUICK = UpstreamSettings(check_interval_s=0.02, health_timeout_s=1.0, probe_timeout_s=1.0, connect_timeout_s=1.0)
@@ -208,5 +210,62 @@ def test_an_engine_in_trouble_is_looked_at_out_of_turn() -> None:
                     await replica.open(Ask("/v1/chat/completions", {}))
                 assert caught.value.fault in {UpstreamFault.UNREACHABLE, UpstreamFault.RESET}
                 await until(lambda: not replica.up)
+
+    running(main())
+
+
+@pytest.mark.parametrize(
+    ("toy", "route", "broken", "healthy"),
+    [
+        (Toy("vllm"), "/health", 503, False),
+        (Toy("vllm"), "/health", 200, True),
+        (Toy("sglang"), "/server_info", 503, False),
+        (Toy("sglang"), "/health", 503, True),  # what SGLang says there while it is paused
+        (Toy("generic"), "/v1/models", 500, False),
+        (Toy("generic"), "/v1/models", 401, True),  # it wants a key, and is there
+    ],
+)
+def test_health_is_asked_where_a_paused_engine_is_well(toy: Toy, route: str, broken: int, healthy: bool) -> None:
+    """An engine that is paused for new weights would be given up, with every call that it holds."""
+
+    async def main() -> None:
+        async with toy.dress(FakeEngine()) as engine:
+            rarely = UpstreamSettings(check_interval_s=3600.0, connect_timeout_s=1.0)
+            async with Replicas([UpstreamSpec(engine.url)], rarely) as replicas:
+                [replica] = replicas
+                await until(lambda: not replica.measuring)
+                assert await replica.healthy()
+                engine.says(route, {}, broken)
+                assert await replica.healthy() is healthy
+
+    running(main())
+
+
+def test_capabilities_are_measured_behind_the_calls() -> None:
+    """Calls need not wait for the measurement, and its result is used as soon as it is there."""
+
+    async def main() -> None:
+        engine = Toy("vllm", weight_versions=True).dress(FakeEngine())
+        async with engine, Replicas([UpstreamSpec(engine.url)], QUICK) as replicas:
+            replica = replicas.for_attempt(KEYS[0], "m")
+            assert replica.engine.kind is EngineKind.VLLM
+            await until(lambda: replica.capabilities.abort_by_id is Support.YES)
+            assert replica.engine.abort(Dialect.CHAT, "c") is not None
+            assert (replica.epoch, replica.max_model_len) == (0, 4096)
+
+    running(main())
+
+
+def test_a_failure_of_the_watch_is_told() -> None:
+    """A watch that ended would leave dead engines up for ever."""
+
+    async def main() -> None:
+        engine = Toy("vllm").dress(FakeEngine())
+        async with engine, Replicas([UpstreamSpec(engine.url)], QUICK) as replicas:
+            [watching] = replicas._watching
+            watching.cancel()
+            await until(watching.done)
+            with pytest.raises(asyncio.CancelledError):
+                replicas.for_attempt(KEYS[0], "m")
 
     running(main())

@@ -18,6 +18,8 @@ _OWN_SERVERS: Final = frozenset({"uvicorn", "granian", "hypercorn"})
 async def between(client: Client, spec: UpstreamSpec, identity: Identity, timeout_s: float) -> list[str]:
     """Say what stands between, in sentences; nothing where nothing shows."""
     notes = list[str]()
+    if identity.wants_key:
+        notes.append("It wants a key, or another one: name the variable that holds it with --upstream-key-env.")
     if identity.via is not None:
         notes.append(f"A proxy passes it on: its answers say via {identity.via!r}.")
     is_engine = identity.kind is not EngineKind.GENERIC

@@ -47,11 +47,12 @@ class Started(NamedTuple):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine says of itself; `server` and `via` are the header fields of its answers."""
+    """What an engine says of itself; `server` and `via` are the header fields of its answers, `wants_key` a refusal."""
 
     kind: EngineKind
     version: str | None = None
     listed: tuple[ListedModel, ...] = ()
+    wants_key: bool = False
     server: str | None = None
     via: str | None = None
 
@@ -126,6 +127,7 @@ async def identify(client: Client, spec: UpstreamSpec, timeout_s: float) -> Iden
         kind=kind,
         version=await _version(client, spec, kind, timeout_s),
         listed=listed,
+        wants_key=answer.status in {401, 403},
         server=answer.headers.get("server"),
         via=answer.headers.get("via"),
     )

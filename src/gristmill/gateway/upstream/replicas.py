@@ -37,6 +37,7 @@ from gristmill.gateway.upstream.spec import UpstreamSettings, UpstreamSpec
 __all__ = ["Attempt", "Replica", "Replicas"]
 
 _RETRY_s: Final = 1.0
+_BREATH_s: Final = 0.1
 _IDENTITY_EVERY: Final = 12
 """Good checks after which an engine is asked again when it started."""
 _MEASURE_EVERY: Final = 12
@@ -137,6 +138,8 @@ class Replica:
                 self._measuring.cancel()
 
     async def _pause(self, pause_s: float) -> None:
+        # Calls that fail by the hundred still mean one look at a time.
+        await asyncio.sleep(min(_BREATH_s, pause_s))
         try:
             async with asyncio.timeout(pause_s):
                 await self._suspect.wait()

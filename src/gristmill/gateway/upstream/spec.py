@@ -9,6 +9,7 @@ Not here: what an engine turns out to be (probe).
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -90,6 +91,7 @@ class UpstreamSpec(msgspec.Struct, frozen=True):
         return f"UpstreamSpec({self.label!r}, kind={self.kind}, models={self.models}{key})"
 
 
+@lru_cache(maxsize=256)
 def engine_address(url: str) -> str:
     """Bring the base address of an engine into its one form, without a slash at the end.
 
