@@ -24,10 +24,13 @@ from gristmill.records import Atom, Delivery, ParentResolution
 __all__ = [
     "MISSING_PARENT",
     "NO_PARENT",
+    "NO_TOOLS",
     "Forest",
     "LineageIndex",
     "ParentLink",
     "RequestDigests",
+    "Turn",
+    "conversation",
     "request_digests",
 ]
 
@@ -90,16 +93,20 @@ class _Chain:
         return self._bare.hexdigest()
 
 
-class _Turn(msgspec.Struct):
-    """One message or item of a request's conversation."""
+class Turn(msgspec.Struct):
+    """One message or item of a request's conversation; the role of tool results and of what a model said is empty."""
 
     authored: bool
     role: str
     atoms: tuple[Atom, ...]
 
 
-def _turns(request: Mapping[str, JsonValue]) -> Iterator[_Turn]:
-    """Read the conversation of a request in any dialect, system text reduced to its position."""
+def conversation(request: Mapping[str, JsonValue]) -> Iterator[Turn]:
+    """Read the conversation of a request in any dialect, system text reduced to its position.
+
+    Raises:
+        SelectionError: `output_malformed`, `item_too_deep`, `item_too_large`.
+    """
     if "messages" in request:
         messages, where = request["messages"], "$.messages"
     elif "input" in request:
@@ -107,14 +114,14 @@ def _turns(request: Mapping[str, JsonValue]) -> Iterator[_Turn]:
     else:
         messages, where = request.get("prompt"), "$.prompt"
     if isinstance(messages, str):
-        yield _Turn(False, "user", (Atom("text", messages),) if messages else ())
+        yield Turn(False, "user", (Atom("text", messages),) if messages else ())
         return
     if not isinstance(messages, list):
         if messages is None:
             return
         raise SelectionError(Code.OUTPUT_MALFORMED, "expected an array of messages or a string", where=where)
     if where == "$.prompt":
-        yield _Turn(False, "user", (Atom("other", canonical_text(messages, where)),))
+        yield Turn(False, "user", (Atom("other", canonical_text(messages, where)),))
         return
     for index, value in enumerate(cast(list[JsonValue], messages)):
         yield _turn(value, f"{where}[{index}]")
@@ -124,10 +131,10 @@ def _is_system(role: JsonValue) -> bool:
     return isinstance(role, str) and role in _SYSTEM_ROLES
 
 
-def _turn(value: JsonValue, where: str) -> _Turn:
+def _turn(value: JsonValue, where: str) -> Turn:
     role = cast(dict[str, JsonValue], value).get("role") if isinstance(value, dict) else None
     if _is_system(role):
-        return _Turn(False, "system", ())
+        return Turn(False, "system", ())
     try:
         item: Item | None = read_item(value, where)
     except SelectionError as error:
@@ -135,13 +142,13 @@ def _turn(value: JsonValue, where: str) -> _Turn:
             raise
         # A type that no call can be matched with still changes what the model saw.
         atom = Atom("other", canonical_text(strip_transport(cast(Mapping[str, JsonValue], value)), where))
-        return _Turn(True, "", (atom,))
+        return Turn(True, "", (atom,))
     if item.authored:
-        return _Turn(True, "", item.atoms)
-    return _Turn(False, "" if item.tool_result else str(role or item.type), environment_atoms(value, where))
+        return Turn(True, "", item.atoms)
+    return Turn(False, "" if item.tool_result else str(role or item.type), environment_atoms(value, where))
 
 
-def _extend(chain: _Chain, turn: _Turn) -> None:
+def _extend(chain: _Chain, turn: Turn) -> None:
     if turn.role:
         chain.mark(turn.role)
     for atom in turn.atoms:
@@ -167,6 +174,10 @@ def _tools_digest(request: Mapping[str, JsonValue]) -> str:
     return sha256(utf8(canonical_text(tools, "$.tools"))).hexdigest()
 
 
+NO_TOOLS: Final = _tools_digest({})
+"""Tools digest of a request without tools."""
+
+
 def request_digests(request: JsonValue, served: Sequence[JsonValue]) -> RequestDigests:
     """Compute the lineage keys of a call from its request body and the items that were served.
 
@@ -178,7 +189,7 @@ def request_digests(request: JsonValue, served: Sequence[JsonValue]) -> RequestD
     body = cast(Mapping[str, JsonValue], request)
     chain = _Chain()
     try:
-        for turn in _turns(body):
+        for turn in conversation(body):
             _extend(chain, turn)
         context = chain.full
         system, tools = _system_digest(body), _tools_digest(body)
@@ -230,7 +241,7 @@ class LineageIndex:
         chain = _Chain()
         found: list[str] = []
         behind = False
-        for turn in _turns(body):
+        for turn in conversation(body):
             if not turn.authored:
                 _extend(chain, turn)
                 continue

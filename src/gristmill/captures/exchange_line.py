@@ -15,6 +15,7 @@ from gristmill.captures.call import CallContext
 from gristmill.captures.call_line import id_at, parse_delivery, time_at
 from gristmill.captures.decode import decode_reply, decode_value, dialect_of
 from gristmill.captures.fields import JsonObject, count_at, kind_of, name_at, object_at, text_at
+from gristmill.captures.headers import KEPT_HEADERS, KeptHeaders, kept_headers, session_of
 from gristmill.captures.reply import Reply, Unexpected
 from gristmill.captures.request import asks_for_echo
 from gristmill.records import Delivery, Dialect, Exchange
@@ -32,26 +33,6 @@ EXCHANGE_KEYS = frozenset(
 )
 # fmt: on
 """Keys of an `exchange` line; the last six only describe a recording."""
-
-_SESSION_HEADERS = ("x-claude-code-session-id", "x-session-id", "session-id", "session_id")
-_PARENT_HEADERS = ("x-parent-session-id", "x-codex-parent-thread-id", "x-claude-code-parent-agent-id")
-_KEPT_HEADERS = frozenset(
-    {
-        *_SESSION_HEADERS,
-        *_PARENT_HEADERS,
-        "anthropic-beta",
-        "anthropic-version",
-        "content-type",
-        "openai-beta",
-        "thread-id",
-        "user-agent",
-        "x-claude-code-agent-id",
-        "x-codex-window-id",
-        "x-openai-subagent",
-        "x-request-id",
-        "x-stainless-retry-count",
-    }
-)
 
 
 class ExchangeLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +66,7 @@ def parse_exchange(line: JsonObject, rollout_id: str, attempt: int, default_id: 
     body = request.get("body")
     reply = _reply(line, dialect, status, echo=asks_for_echo(body))
     headers, dropped = _headers(request)
+    session = session_of(headers, body)
     call_id = id_at(line, "model_call_id") or default_id
     context = CallContext(
         model_call_id=call_id,
@@ -92,8 +74,8 @@ def parse_exchange(line: JsonObject, rollout_id: str, attempt: int, default_id: 
         attempt=attempt,
         parent_call_id=id_at(line, "parent_call_id"),
         request=body,
-        session_id=name_at(line, "session_id", "$") or _first(headers, _SESSION_HEADERS),
-        parent_session_id=name_at(line, "parent_session_id", "$") or _first(headers, _PARENT_HEADERS),
+        session_id=name_at(line, "session_id", "$") or session.session_id,
+        parent_session_id=name_at(line, "parent_session_id", "$") or session.parent_session_id,
         delivery=parse_delivery(line) or Delivery.UNKNOWN,
         admitted_at=time_at(line, "admitted_at"),
         completed_at=time_at(line, "completed_at"),
@@ -122,19 +104,12 @@ def _reply(line: JsonObject, dialect: Dialect, status: int, *, echo: bool) -> Re
     return decode_value(dialect, status, body, echo=echo)
 
 
-def _headers(request: JsonObject) -> tuple[dict[str, str], tuple[str, ...]]:
+def _headers(request: JsonObject) -> KeptHeaders:
     given = request.get("headers")
-    kept: dict[str, str] = {}
-    dropped: list[str] = []
-    for name, value in object_at({} if given is None else given, "$.request.headers").items():
-        if name.lower() not in _KEPT_HEADERS:
-            dropped.append(name.lower())
-        elif not isinstance(value, str):
-            raise Unexpected("a string", kind_of(value), f"$.request.headers.{name}")
-        else:
-            kept[name.lower()] = cast(str, name_at({name: value}, name, "$.request.headers"))
-    return kept, tuple(dropped)
-
-
-def _first(headers: dict[str, str], names: tuple[str, ...]) -> str | None:
-    return next((headers[name] for name in names if headers.get(name)), None)
+    headers = object_at({} if given is None else given, "$.request.headers")
+    for name, value in headers.items():
+        if name.lower() in KEPT_HEADERS:
+            if not isinstance(value, str):
+                raise Unexpected("a string", kind_of(value), f"$.request.headers.{name}")
+            name_at({name: value}, name, "$.request.headers")
+    return kept_headers(cast("dict[str, str]", headers))
