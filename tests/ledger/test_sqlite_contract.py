@@ -325,6 +325,8 @@ def test_summaries_say_what_reading_says(ledger: Ledger) -> None:
         assert (summary.first_at, summary.last_at) == (100.0, 199.0 + len(records))
         assert summary.has_result is (result is not None)
         assert (summary.reward, summary.group_id) == ((result.reward, result.group_id) if result else (None, None))
+    assert [ledger.summary(key) for key in keys] == summaries
+    refused(Code.ROLLOUT_UNKNOWN, ledger.summary, AttemptKey("none"))
     assert list(ledger.summaries(after=keys[1])) == summaries[2:]
     assert list(ledger.summaries(group_id="odd")) == summaries[1::2]
     assert list(ledger.summaries(state=AttemptState.OPEN)) == summaries[::2]

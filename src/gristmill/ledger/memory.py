@@ -248,6 +248,10 @@ class MemoryLedger:
             if state in (None, summary.state) and group_id in (None, summary.group_id):
                 yield summary
 
+    def summary(self, key: AttemptKey) -> Summary:
+        """Return the line of one attempt."""
+        return _summary(key, self._known(key))
+
     def counts(self) -> Counts:
         """Add up all attempts."""
         summaries = list(self.summaries())

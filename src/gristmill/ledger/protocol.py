@@ -252,6 +252,14 @@ class Ledger(Protocol):
         """
         ...
 
+    def summary(self, key: AttemptKey) -> Summary:
+        """Return the line of one attempt.
+
+        Raises:
+            LedgerError: `rollout_unknown`.
+        """
+        ...
+
     def counts(self) -> Counts:
         """Add up all attempts."""
         ...

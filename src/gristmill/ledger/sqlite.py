@@ -150,6 +150,13 @@ class SqliteReader:
             for _, summary in page:
                 yield summary
 
+    def summary(self, key: AttemptKey) -> Summary:
+        """Return the line of one attempt; see `Ledger.summary`."""
+        with self._reading() as connection:
+            number = find_attempt(connection, key).attempt_no
+            [(_, summary)] = summary_page(connection, number - 1, None, None, 1)
+            return summary
+
     def counts(self) -> Counts:
         """Add up all attempts."""
         with self._reading() as connection:
