@@ -1,0 +1,199 @@
+"""Asks a gateway's admin API, for programs that open and finish rollouts.
+
+Invariant: the admin key goes to the address that was named and nowhere else: no redirect is followed and no proxy of
+the environment is asked. What the gateway refuses is raised with its own code and words.
+
+Not here: the API (api), model calls, which any SDK makes with the rollout's key.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any, Final, cast
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from gristmill.canonical import JsonValue
+from gristmill.captures.exact import dumps
+from gristmill.errors import CaptureError, Code, ConfigError
+from gristmill.ledger import AttemptKey
+
+__all__ = ["AdminClient", "Opened"]
+
+_PREFIX: Final = "/gristmill/v1"
+_TIMEOUT_s: Final = 60.0
+_REBUILD_s: Final = 600.0
+_CODES: Final = frozenset(map(str, Code))
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout that was opened, with the key that is told only now."""
+
+    rollout_id: str
+    attempt: int
+    key: str
+    base_url: str
+    openai_base_url: str
+    anthropic_base_url: str
+    prefix_base_urls: Mapping[str, str] = {}
+
+    @property
+    def attempt_key(self) -> AttemptKey:
+        """Which attempt it is."""
+        return AttemptKey(self.rollout_id, self.attempt)
+
+
+class AdminClient:
+    """One gateway, seen by its administrator; any thread may use it.
+
+    Args:
+        base_url: http(s) address, perhaps with a path.
+        admin_key: from the gateway's key file.
+
+    Raises:
+        ConfigError: `option_invalid`, the address is none.
+    """
+
+    def __init__(self, base_url: str, admin_key: str) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError("expected http(s)://host[:port]", code=Code.OPTION_INVALID, where="--gateway")
+        self.base_url: Final = base_url.rstrip("/")
+        self._parts: Final = parts
+        self._path: Final = parts.path.rstrip("/")
+        self._key: Final = admin_key
+
+    def __repr__(self) -> str:
+        return f"AdminClient({self.base_url!r})"
+
+    def open(
+        self,
+        *,
+        rollout_id: str | None = None,
+        attempt: int | None = None,
+        group_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Opened:
+        """Open an attempt and get its key.
+
+        Raises:
+            CaptureError: the gateway refused, with its code; or it cannot be reached.
+        """
+        asked = {
+            "rollout_id": rollout_id,
+            "attempt": attempt,
+            "group_id": group_id,
+            "metadata": None if metadata is None else dict(metadata),
+            "overrides": None if overrides is None else dict(overrides),
+        }
+        answer = self._ask("POST", "/rollouts", {name: value for name, value in asked.items() if value is not None})
+        return msgspec.convert(answer, Opened)
+
+    def finish(
+        self,
+        key: AttemptKey,
+        result: JsonValue,
+        reward: float | None,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        drain_s: float | None = None,
+        policy: str | None = None,
+    ) -> dict[str, Any]:
+        """Store an attempt's result and return what it comes to; raises as `open`."""
+        asked: dict[str, JsonValue] = {"result": result, "reward": reward, "metadata": dict(metadata or {})}
+        if drain_s is not None:
+            asked["drain_s"] = drain_s
+        if policy is not None:
+            asked["policy"] = policy
+        return self._ask("POST", f"{_below(key)}/finish", asked, timeout_s=_REBUILD_s + (drain_s or 0.0))
+
+    def revoke(self, key: AttemptKey, *, drain_s: float | None = None) -> dict[str, Any]:
+        """Make an attempt's key worthless; raises as `open`."""
+        asked: dict[str, JsonValue] = {} if drain_s is None else {"drain_s": drain_s}
+        return self._ask("POST", f"{_below(key)}/revoke", asked, timeout_s=_REBUILD_s)
+
+    def calls(self, key: AttemptKey) -> list[dict[str, Any]]:
+        """Return an attempt's calls without what they said; raises as `open`."""
+        return self._ask("GET", f"{_below(key)}/calls")["calls"]
+
+    def rollouts(self, **query: str) -> list[dict[str, Any]]:
+        """Return a page of attempts; raises as `open`."""
+        return self._ask("GET", f"/rollouts?{urlencode(query)}")["rollouts"]
+
+    def reachable(self) -> bool:
+        """Tell whether a gateway with this admin key answers at the address."""
+        try:
+            self._ask("GET", "/engines")
+        except CaptureError:
+            return False
+        return True
+
+    def models(self, rollout_key: str) -> list[dict[str, Any]]:
+        """Return the models that a rollout is offered; raises as `open`."""
+        return self._request("GET", "/v1/models", None, rollout_key, _TIMEOUT_s)["data"]
+
+    def _ask(
+        self, method: str, path: str, body: Mapping[str, JsonValue] | None = None, timeout_s: float = _TIMEOUT_s
+    ) -> dict[str, Any]:
+        return self._request(method, f"{_PREFIX}{path}", body, self._key, timeout_s)
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, JsonValue] | None, key: str, timeout_s: float
+    ) -> dict[str, Any]:
+        parts = self._parts
+        assert parts.hostname is not None
+        make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = make(parts.hostname, parts.port, timeout=timeout_s)
+        data = None if body is None else dumps(body)
+        headers = {"Authorization": f"Bearer {key}", "Accept": "application/json"}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.request(method, self._path + path, data, headers)
+            answer = connection.getresponse()
+            return self._read(answer.status, answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise CaptureError(
+                f"expected a gateway at {self.base_url}, got {error or type(error).__name__}",
+                code=Code.OPTION_INVALID,
+                where="--gateway",
+                hint="gristmill serve starts one",
+            ) from error
+        finally:
+            connection.close()
+
+    def _read(self, status: int, data: bytes) -> dict[str, Any]:
+        try:
+            answer: Any = json.loads(data)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise CaptureError(
+                f"expected the JSON of a gateway at {self.base_url}, got status {status} and something else",
+                code=Code.OPTION_INVALID,
+                where="--gateway",
+            )
+        told = cast("dict[str, Any]", answer)
+        if 200 <= status < 300:
+            return told
+        error: Any = told.get("error")
+        problem = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+        code = str(problem.get("code") or problem.get("type") or "")
+        raise CaptureError(
+            str(problem.get("message") or f"the gateway answered {status}"),
+            code=Code(code) if code in _CODES else Code.INTERNAL,
+            where=_text(problem.get("where")),
+            hint=_text(problem.get("hint")),
+        )
+
+
+def _below(key: AttemptKey) -> str:
+    return f"/rollouts/{quote(key.rollout_id, safe='')}/{key.attempt}"
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
