@@ -186,6 +186,24 @@ def test_every_rule_that_excludes_has_words(code: Code, evidence: dict[str, Any]
     assert brief(verdict) == short
 
 
+def test_no_policy_is_recommended_for_tokens_that_cannot_be_trained() -> None:
+    """A reply that broke off is not trained under any policy; advice that says otherwise costs an hour."""
+    record = CallRecord(model_call_id="x", response_id="r", unusable_reason=Code.STREAM_TRUNCATED)
+    verdict = Verdict(model_call_id="x", included=False, code=Code.RETRY_SUPERSEDED, evidence={})
+    outcome = Selection(
+        rollout_id="a",
+        attempt=0,
+        policy="p",
+        calls=(),
+        terminal_call_id="",
+        terminal_response_id="",
+        verdicts=(verdict,),
+    )
+    explained = Explainer(Capture(rollout_id="a", records=(record,)), outcome).call(verdict)
+    assert explained.would_change == ("Nothing would have it trained: its tokens are not usable (stream_truncated).",)
+    assert "all_captured" not in explained.text
+
+
 def test_every_code_has_a_remedy() -> None:
     """A refusal or a verdict without a remedy leaves people stuck; the test fails when a code is added."""
     codes = list(Code)

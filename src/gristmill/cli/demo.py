@@ -1,8 +1,11 @@
-"""`gristmill demo`: the main job on rollouts recorded from a real engine, in a folder to look around in.
+"""`gristmill demo`: the main job, from an agent that runs to training rows, in a folder to look around in.
 
-JSON: `{"folder", "ledger", "imported": {…} as of `import`, "selected": [{rollout_id, calls, terminal_call_id}], "diff":
-{…} as the counts of `diff`, "explained": {…} as of `explain`, "manifest": {…} as in the file, "losses", "findings":
-[…] as of `verify`, "funnel"}`.
+An agent of this package runs through a gateway in front of a scripted engine; rollouts that were recorded from a real
+engine join it in the ledger.
+
+JSON: `{"folder", "ledger", "captured": {rollout_id, calls, sampled_tokens, reward}, "imported": {…} as of `import`,
+"selected": [{rollout_id, calls, terminal_call_id}], "diff": {…} as the counts of `diff`, "explained": {…} as of
+`explain`, "manifest": {…} as in the file, "losses", "findings": […] as of `verify`, "funnel"}`.
 
 Invariant: nothing is replaced but what an earlier demo made.
 """
@@ -34,26 +37,36 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_SHOWN: Final = "mend-the-mill"
-_RETRY: Final = "c06"
+_SHOWN: Final = "live-mill"
 _OTHER_POLICY: Final = "all_captured"
 _DEFAULT_FOLDER: Final = "gristmill-demo"
 _README: Final = "README.md"
 _LEDGER: Final = "run.gristmill"
 _HEADING: Final = "# Made by `gristmill demo`\n"
 _TEXT: Final = f"""{_HEADING}
-The next `gristmill demo` replaces what is in `captures/`, `{_LEDGER}` and `rows/`.
+The next `gristmill demo` replaces what is in `mill/`, `captures/`, `{_LEDGER}` and `rows/`.
 
+- `mill/`: where an agent worked while its model calls were captured.
 - `captures/`: four rollouts recorded from a real engine, a folder each: the calls, and what the harness returned.
-- `{_LEDGER}`: the ledger that they were imported into, one file.
+- `{_LEDGER}`: the ledger, one file: calls that were captured live, and the recordings that were imported.
 - `rows/`: the training rows as Parquet, the rollouts that were rejected (none), and the manifest that
   `gristmill verify` checks.
 """
 
 
+class _Captured(NamedTuple):
+    """The rollout that was captured live."""
+
+    rollout_id: str
+    calls: int
+    sampled_tokens: int
+    reward: float
+
+
 class _Done(NamedTuple):
     """What the demo did."""
 
+    captured: _Captured
     imported: Counted
     selections: list[Selected]
     comparison: Comparison
@@ -77,7 +90,10 @@ class _Done(NamedTuple):
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def command(*, out: Path, as_json: bool) -> int:
-    """Do the main job on rollouts recorded from a real engine: import, select, compare, explain, export, verify."""
+    """Do the main job on an agent that runs now, and on rollouts recorded from a real engine.
+
+    Capture, import, select, compare, explain, export, verify. No GPU and no network: the engine is a scripted one.
+    """
     _prepare(out)
     done = _run(out)
     if as_json:
@@ -100,7 +116,7 @@ def _prepare(out: Path) -> None:
                 where=str(out),
                 hint="name another folder with --out",
             )
-        for name in ("captures", "rows"):
+        for name in ("mill", "captures", "rows"):
             shutil.rmtree(out / name, ignore_errors=True)
         for file in out.glob(f"{_LEDGER}*"):
             file.unlink()
@@ -119,6 +135,26 @@ def _copy(source: Traversable, target: Path) -> None:
             (target / entry.name).write_bytes(entry.read_bytes())
 
 
+def _capture(out: Path) -> _Captured:
+    """Run the agent of this package through a gateway, as one rollout of the ledger."""
+    from gristmill.cli.serve import gateway_packages
+
+    with gateway_packages():
+        from gristmill.demo.agent import mend_the_mill, prepare
+        from gristmill.scripted import ScriptedEngine
+        from gristmill.service.rollout import rollout
+
+    prepare(out / "mill")
+    settings = {"min_free_bytes": 0, "log_level": "error"}
+    with (
+        ScriptedEngine("demo").serve() as engine,
+        rollout(ledger=out / _LEDGER, upstream=engine, rollout_id=_SHOWN, group_id="live", settings=settings) as live,
+    ):
+        finished = mend_the_mill(live.openai_base_url, live.key, out / "mill")
+        funnel = live.finish(finished.result, finished.reward).funnel
+    return _Captured(_SHOWN, funnel.captured_calls, funnel.captured_tokens, finished.reward)
+
+
 def _choices() -> tuple[Choice, Choice]:
     return Choice(), Choice(_OTHER_POLICY)
 
@@ -135,21 +171,31 @@ def _run(out: Path) -> _Done:
     from gristmill.export.formats import loss_lines
     from gristmill.reconstruction import RowMode
 
+    live = _capture(out)
     imported = bring_in(Captures((out / "captures",), bad_lines=[]), out / _LEDGER)
     captures, choices, comparison = Captures((out / _LEDGER,), bad_lines=[]), _choices(), Comparison()
     selections = [selected(attempt, choices[0]) for attempt in captures]
     flips = {attempt.capture.rollout_id: compare(attempt, choices, comparison) for attempt in captures}
     shown = next(attempt for attempt in captures if attempt.capture.rollout_id == _SHOWN)
-    explanation = explain_one(shown, choices[0], _RETRY)
+    explanation = explain_one(shown, choices[0], _retry_of(selections))
     if explanation is None:
-        raise InternalError(f"expected call {_RETRY} in the recording {_SHOWN}, it is not there")
+        raise InternalError(f"expected the repeated call in {_SHOWN}, it is not there")
     manifest = write_export(captures, choices[0], "parquet", out / "rows", mode=RowMode.MERGED)
     tally, checked = Tally(), Checked(manifest=True)
     found = list(findings(captures, choices[0], FolderCheck(out / "rows"), tally, checked))
     told = checked.text()
     losses = loss_lines(manifest)
     return _Done(
-        imported, selections, comparison, flips[_SHOWN], explanation, manifest, losses, found, tally.funnel, told
+        live, imported, selections, comparison, flips[_SHOWN], explanation, manifest, losses, found, tally.funnel, told
+    )
+
+
+def _retry_of(selections: list[Selected]) -> str:
+    """Name the call whose request was asked again."""
+    made = next(made for made in selections if made.outcome.rollout_id == _SHOWN)
+    return next(
+        (verdict.model_call_id for verdict in made.outcome.verdicts if verdict.code is Code.RETRY_SUPERSEDED),
+        "(no call was repeated)",
     )
 
 
@@ -166,6 +212,7 @@ def _write_json(out: Path, done: _Done) -> None:
     document: dict[str, Any] = {
         "folder": str(out),
         "ledger": str(out / _LEDGER),
+        "captured": done.captured._asdict(),
         "imported": msgspec.to_builtins(done.imported),
         "selected": [
             {
@@ -195,23 +242,27 @@ def _tell(out: Path, done: _Done) -> None:
     from gristmill.cli.screen import remark, show, show_whole, words
 
     imported = done.imported
-    show(words(f"Gristmill on {imported.added} agent rollouts recorded from a real engine"), "")
-    _head("1 import", "captured calls, with the tokens as the engine sampled them, into a ledger")
+    live = done.captured
+    show(words(f"Gristmill on an agent that runs now, and {imported.added} rollouts recorded from a real engine"), "")
+    _head("1 capture", "an agent mends a mill; every model call it makes goes through a gateway into a ledger")
+    told = f"{counted(live.calls, 'call')}, {live.sampled_tokens:,} sampled tokens, reward {live.reward:g}"
+    show_whole(words(f"{live.rollout_id}  {told}"), "")
+    _head("2 import", "rollouts that were captured elsewhere, with the tokens as the engine sampled them")
     told = f"{counted(imported.added, 'rollout')}, {counted(imported.calls, 'call')}"
     show_whole(words(f"{out / _LEDGER}  {told}"), "")
-    _head("2 select", "which captured calls earned the reward, proved from what the harness returned")
+    _head("3 select", "which captured calls earned the reward, proved from what the harness returned")
     _tell_selections(done.selections)
-    _head("3 diff", "what another policy would decide")
+    _head("4 diff", "what another policy would decide")
     show_compared(done.flips)
     show_table(_choices(), done.comparison)
     show("")
-    _head("4 explain", f"why the retry {_RETRY}, whose answer was thrown away, is not trained")
+    _head("5 explain", "why the call whose reply broke off, and was asked for again, is not trained")
     show(words(done.explanation.text), "")
-    _head("5 export", "every selected token once, on the context and with the log-probability it was sampled with")
+    _head("6 export", "every selected token once, on the context and with the log-probability it was sampled with")
     for entry in done.manifest.files:
         show_whole(words(f"{out / 'rows' / entry.name}  {counted(entry.rows, 'record')}"))
     show(*(words(f"loss report: {loss}", "dim") for loss in done.losses), "")
-    _head("6 verify", "rows, manifest and ledger, each proved against the others")
+    _head("7 verify", "rows, manifest and ledger, each proved against the others")
     for finding in done.findings:
         show(words(f"{finding.code} at {finding.where}: {finding.message}", "red"))
     told = counted(len(done.findings), "finding") if done.findings else "nothing found"

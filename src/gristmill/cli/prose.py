@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from gristmill.cli.plural import counted
-from gristmill.cli.remedies import VERDICT_REMEDIES, refusal_remedies
+from gristmill.cli.remedies import OTHERWISE_INCLUDED, VERDICT_REMEDIES, refusal_remedies
 from gristmill.errors import CODE_MEANINGS, Code
 from gristmill.records import CallRecord, Capture, OutputItem
 from gristmill.selection import Rejected, Selection, Verdict
@@ -85,6 +85,8 @@ class Explainer:
         said = [f"Call {call_id} was lost." if record is None else self._described(record), _rule(verdict)]
         said.append(_particular(verdict))
         would_change: tuple[str, ...] = (VERDICT_REMEDIES[verdict.code],)
+        if record is not None and not verdict.included and not record.usable and verdict.code in OTHERWISE_INCLUDED:
+            would_change = (f"Nothing would have it trained: its tokens are not usable ({record.unusable_reason}).",)
         if isinstance(outcome, Rejected):
             evidence["refusal"] = {"code": str(outcome.code), "where": outcome.where, **outcome.evidence}
             if alone:

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from gristmill.errors import Code
 
-__all__ = ["REFUSAL_REMEDIES", "VERDICT_REMEDIES", "refusal_remedies"]
+__all__ = ["OTHERWISE_INCLUDED", "REFUSAL_REMEDIES", "VERDICT_REMEDIES", "refusal_remedies"]
 
 REFUSAL_REMEDIES: Final[Mapping[Code, str]] = {
     Code.CALL_IDENTITY_REUSED: "Give every captured call an id of its own, and every choice of a reply its index.",
@@ -101,6 +101,10 @@ VERDICT_REMEDIES: Final[Mapping[Code, str]] = {
     Code.ROLLOUT_REJECTED: "It can be judged once the refusal of the rollout is settled.",
 }
 """What would change the verdict of a call."""
+
+
+OTHERWISE_INCLUDED: Final = frozenset({Code.NOT_RETURNED, Code.RETRY_SUPERSEDED, Code.NOT_IN_FINAL_CONTEXT})
+"""Exclusions that another result or policy would lift, if the call's tokens could be trained."""
 
 
 def refusal_remedies(code: Code, evidence: Mapping[str, Any]) -> tuple[str, ...]:
