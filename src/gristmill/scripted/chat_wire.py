@@ -7,6 +7,7 @@ and in its first chunk; sampled ids in the choice; a chunk may hold several ids 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -17,7 +18,7 @@ from gristmill.scripted.generation import Choice, Generation
 from gristmill.scripted.parsing import CallPiece, Delta
 from gristmill.scripted.script import Wrong
 from gristmill.scripted.token_json import chat_logprobs, prompt_logprobs
-from gristmill.scripted.wire import Sent, dumps, fingerprint, logprob_salt, usage
+from gristmill.scripted.wire import Sent, dumps, fingerprint, logprob_salt, metrics, usage
 
 __all__ = ["PlainChat", "VllmChat", "call_key", "joined", "shown_ids"]
 
@@ -32,7 +33,7 @@ def call_key(answer: Answer, index: int) -> str:
     """Return what the ids of a choice's calls are made of: they differ from turn to turn, and not from run to run."""
     digest = hashlib.blake2b(digest_size=5)
     for prompt in answer.prompts:
-        digest.update(dumps(prompt))
+        digest.update(array("q", prompt))
     digest.update(f"{index},{answer.asked.seed}".encode())
     return digest.hexdigest()
 
@@ -156,8 +157,9 @@ class VllmChat:
     def closing(self, answer: Answer, sent: Sent) -> list[bytes]:
         if not wants_usage(answer):
             return []
-        counts: JsonObject = {"choices": [], "usage": usage(answer, sent)}
-        return [dumps({**counts, "system_fingerprint": fingerprint(answer)})[1:]]
+        counts: JsonObject = {"choices": [], "usage": usage(answer, sent), "system_fingerprint": fingerprint(answer)}
+        times = metrics(answer)
+        return [dumps(counts if times is None else {**counts, "metrics": times})[1:]]
 
     def body(self, answer: Answer) -> JsonObject:
         asked = answer.asked
@@ -178,7 +180,7 @@ class VllmChat:
             "prompt_text": None,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
-            "metrics": None,
+            "metrics": metrics(answer, speculative=True),
         }
 
     def _choice(self, answer: Answer, choice: Choice) -> JsonObject:

@@ -15,7 +15,7 @@ from gristmill.scripted.generation import Choice
 from gristmill.scripted.logprobs import logprobs
 from gristmill.scripted.token_json import completions_logprobs, prompt_logprobs
 from gristmill.scripted.tokenizer import the_tokenizer
-from gristmill.scripted.wire import Sent, dumps, fingerprint, logprob_salt, usage
+from gristmill.scripted.wire import Sent, dumps, fingerprint, logprob_salt, metrics, usage
 
 __all__ = ["Completions"]
 
@@ -50,6 +50,8 @@ class Completions:
         if self._stop_name is not None:
             made[self._stop_name] = self._stop(answer, choice) if chunk.last else None
         self._add_ids(made, answer, choice, chunk)
+        if chunk.last and self._profile == "vllm" and answer.asked.flag("return_weight_versions"):
+            made["weight_versions"] = [span._asdict() for span in answer.versions(len(sampled.ids))]
         return made
 
     def _add_ids(self, made: JsonObject, answer: Answer, choice: Choice, chunk: Chunk | None) -> None:
@@ -114,6 +116,8 @@ class Completions:
         counts: JsonObject = {"choices": [], "usage": usage(answer, sent)}
         if self._profile == "vllm":
             counts["system_fingerprint"] = fingerprint(answer)
+            times = metrics(answer)
+            counts |= {} if times is None else {"metrics": times}
         return [dumps(counts)[1:]]
 
     def body(self, answer: Answer) -> JsonObject:
@@ -131,7 +135,7 @@ class Completions:
                 "system_fingerprint": fingerprint(answer),
                 "kv_transfer_params": None,
                 "ec_transfer_params": None,
-                "metrics": None,
+                "metrics": metrics(answer, speculative=True),
             }
         if self._profile == "sglang":
             said["metadata"] = {"weight_version": answer.weights}
@@ -151,6 +155,8 @@ class Completions:
         self._add_ids(made, answer, choice, None)
         if self._profile == "vllm":
             wanted = asked.body.get("prompt_logprobs")
+            if wanted is None and asked.flag("echo") and asked.logprobs is not None:
+                wanted = asked.logprobs.top
             prompt = answer.prompts[choice.prompt]
             said = prompt_logprobs(prompt, answer.settings.seed, wanted) if type(wanted) is int else None
             made["prompt_logprobs"] = said

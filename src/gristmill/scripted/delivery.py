@@ -103,7 +103,7 @@ class _Stream:
             broken = await self._break(event, chunks)
             if broken is not None:
                 return Outcome(200, broken, tuple(self._sent.ids))
-            if self._interruption.reason is not None:
+            if self._interruption.reason is not None and (event.counts or self._interruption.reason != "aborted"):
                 return await self._interrupted()
             await self._connection.piece(event.data)
             self._sent = event.sent

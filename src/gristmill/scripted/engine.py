@@ -38,6 +38,7 @@ __all__ = ["ScriptedEngine"]
 
 JsonObject = dict[str, Any]
 Scope = MutableMapping[str, Any]
+Routes = dict[tuple[str, str], Callable[[Connection], Awaitable[None]]]
 
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
@@ -112,23 +113,29 @@ class ScriptedEngine:
         if path in (_CHAT, _COMPLETIONS) and method == "POST":
             await self._sample(path, headers, connection, interruption)
             return
-        found = self._plain_routes().get((method, path))
+        found = self._control_routes().get((method, path))
+        if found is None and self.script.settings.profile != "plain":
+            found = self._engine_routes().get((method, path))
         if found is None:
             raise EngineRefused(404, "Not Found")
         await found(connection)
 
-    def _plain_routes(self) -> dict[tuple[str, str], Callable[[Connection], Awaitable[None]]]:
-        routes: dict[tuple[str, str], Callable[[Connection], Awaitable[None]]] = {
+    def _control_routes(self) -> Routes:
+        return {
             ("GET", "/health"): self._health,
             ("GET", "/v1/models"): self._models,
-            ("GET", "/version"): self._version,
-            ("GET", "/metrics"): self._metrics,
-            ("POST", "/tokenize"): self._tokenize,
-            ("POST", "/detokenize"): self._detokenize,
             ("GET", "/script"): self._state,
             ("POST", "/script/state"): self._set_state,
             ("POST", "/script/reset"): self._reset,
             ("GET", "/script/requests"): self._requests,
+        }
+
+    def _engine_routes(self) -> Routes:
+        routes: Routes = {
+            ("GET", "/version"): self._version,
+            ("GET", "/metrics"): self._metrics,
+            ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
             **{("POST", path): self._abort for path in _ABORTS},
         }
         for path, target in _RENDERS.items():
@@ -153,11 +160,7 @@ class ScriptedEngine:
         settings = self.script.settings
         if settings.profile == "sglang":
             refuse_streamed_ids(asked)
-        if asked.model not in self.models and "*" not in self.models and (asked.model or settings.profile != "sglang"):
-            names = ", ".join(self.models)
-            raise EngineRefused(
-                404, f"The model `{asked.model}` does not exist. Valid aliases: {names}.", param="model"
-            )
+        self._check_model(asked.model)
         seen.turn = asked.turn
         session = "" if settings.session_header is None else asked.headers.get(settings.session_header.lower(), "")
         seen.attempt = self.log.attempt(f"{session}\x00{asked.digest}") if self.script.counts_tries else 0
@@ -175,9 +178,16 @@ class ScriptedEngine:
                 return await failed(connection, fault)
             outcome = await deliver(connection, self._wires[asked.route], answer, interruption, shortened)
         finally:
-            self._running.pop(answer.response_id, None)
+            if self._running.get(answer.response_id) is interruption:
+                del self._running[answer.response_id]
         self._change_weights(answer, outcome)
         return outcome
+
+    def _check_model(self, name: str) -> None:
+        known = "*" in self.models or name in self.models
+        if not known and (name or self.script.settings.profile != "sglang"):
+            names = ", ".join(self.models)
+            raise EngineRefused(404, f"The model `{name}` does not exist. Valid aliases: {names}.", param="model")
 
     def _change_weights(self, answer: Answer, outcome: Outcome) -> None:
         change = answer.behaviour.weights
@@ -203,6 +213,7 @@ class ScriptedEngine:
             raise _scale_out_disabled()
         body = _json_object(await connection.read())
         asked = read_chat(body, {}) if target == _CHAT else read_completions(body, {})
+        self._check_model(asked.model)
         await _answer_json(connection, rendered(asked, self.script.settings))
 
     async def _health(self, connection: Connection) -> None:

@@ -18,6 +18,7 @@ Words = npt.NDArray[np.uint64]
 
 _VALUE_SALT: Final = 0x10C9
 _OTHERS_SALT: Final = 0x0A17
+_SPARE: Final = 4
 _SCALE: Final = np.float32(-(2.0**-21))
 _GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 _FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
@@ -72,18 +73,19 @@ def alternatives(seed: int, ids: Sequence[int], count: int, size: int) -> list[A
     Args:
         seed: which model.
         ids: the sampled ids, shape (T,).
-        count: how many at each position; fewer where they repeat each other or the sampled one.
+        count: how many at each position.
         size: number of ids of the vocabulary.
     """
     sampled = np.asarray(ids, dtype=np.uint64)
-    columns = [draws((seed ^ _OTHERS_SALT) + number, sampled) for number in range(count)]
+    # A few more than are wanted: some repeat each other, or the sampled one.
+    columns = [draws((seed ^ _OTHERS_SALT) + number, sampled) for number in range(count + _SPARE if count else 0)]
     tokens = [(column % np.uint64(size)).tolist() for column in columns]
     values = [_values(column).tolist() for column in columns]
     made: list[Alternatives] = []
     for at, token in enumerate(ids):
         ranked: dict[int, float] = {}
-        for number in range(count):
-            if tokens[number][at] != token:
+        for number in range(len(columns)):
+            if tokens[number][at] != token and len(ranked) < count:
                 ranked.setdefault(tokens[number][at], values[number][at])
         order = sorted(ranked, key=lambda one: (-ranked[one], one))
         made.append(Alternatives(order, [ranked[one] for one in order]))

@@ -1,8 +1,8 @@
 """Chat replies as SGLang writes them.
 
 Invariant: ids stand where SGLang 0.5 puts them: in a body per choice (`prompt_token_ids`, `response_token_ids`), or in
-`sglext` where its own fields or headers ask for that; in a stream only in one `sglext` chunk near its end, as an event
-of its own where framing is asked for. What it refuses with a stream is refused.
+`sglext` where its own fields or headers ask for that; in a stream only in one `sglext` chunk near its end. What it
+refuses with a stream is refused.
 """
 
 from __future__ import annotations

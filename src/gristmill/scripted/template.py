@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, cast
+
+import orjson
 
 from gristmill.scripted.asked import EngineRefused, text_of
 
@@ -60,8 +63,7 @@ def render(messages: Sequence[JsonObject], tools: Sequence[Any], options: Templa
         opening.append(_text(listed.pop(0)))
     parts: list[str] = []
     if tools:
-        described = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
-        opening.append(_TOOLS_BEFORE + described + _TOOLS_AFTER)
+        opening.append(_described(orjson.dumps(tools)))
     if opening:
         parts.append(_turn("system", "\n\n".join(opening)))
     query = max((at for at, message in enumerate(listed) if _is_query(message)), default=len(listed) - 1)
@@ -86,6 +88,13 @@ def render(messages: Sequence[JsonObject], tools: Sequence[Any], options: Templa
         if options.thinking_model and not options.enable_thinking:
             text += EMPTY_THOUGHT
     return text
+
+
+@lru_cache(64)
+def _described(tools: bytes) -> str:
+    """Describe tools, given in JSON; requests of one harness all have the same."""
+    lines = (json.dumps(tool, ensure_ascii=False) for tool in json.loads(tools))
+    return _TOOLS_BEFORE + "".join(f"\n{line}" for line in lines) + _TOOLS_AFTER
 
 
 def _turn(role: str, text: str) -> str:

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import isnan
-from typing import Any, Final
-
-import orjson
+from typing import Any
 
 from gristmill.scripted.asked import Logprobs
 from gristmill.scripted.generation import Generation
@@ -20,8 +18,6 @@ from gristmill.scripted.tokenizer import the_tokenizer
 __all__ = ["chat_logprobs", "completions_logprobs", "prompt_logprobs", "token_text"]
 
 JsonObject = dict[str, Any]
-
-_NAN: Final = orjson.Fragment(b"NaN")
 
 
 @lru_cache(8192)
@@ -49,7 +45,7 @@ def chat_logprobs(generation: Generation, wanted: Logprobs, salt: int, wrong: st
         generation: the choice.
         wanted: what was asked for.
         salt: tells sampling settings apart where values depend on them.
-        wrong: `short` leaves out the last entry, `nan` makes the last value no number.
+        wrong: `short` leaves out the last entry; `nan` makes the last value null, as engines write what is no number.
     """
     ids = generation.sampled.ids
     seed = generation.seed ^ salt
@@ -67,7 +63,7 @@ def chat_logprobs(generation: Generation, wanted: Logprobs, salt: int, wrong: st
     if wrong == "short":
         entries = entries[:-1]
     elif wrong == "nan" and entries:
-        entries[-1] = {**entries[-1], "logprob": _NAN}
+        entries[-1] = {**entries[-1], "logprob": None}
     return entries
 
 
@@ -88,7 +84,7 @@ def completions_logprobs(
     for at, (token, value) in enumerate(zip(ids, values, strict=True)):
         text = token_text(token, wanted.as_ids)
         made["text_offset"].append(offset)
-        made["token_logprobs"].append(_NAN if value is not None and isnan(value) else value)
+        made["token_logprobs"].append(None if value is None or isnan(value) else value)
         made["tokens"].append(text)
         if value is None:
             made["top_logprobs"].append(None)

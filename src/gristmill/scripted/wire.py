@@ -17,7 +17,19 @@ from gristmill.scripted.answer import Answer, Chunk, chunks_of
 from gristmill.scripted.generation import Choice
 from gristmill.scripted.sampling import seed_of
 
-__all__ = ["DONE", "Event", "Sent", "Wire", "dumps", "ending", "events", "fingerprint", "logprob_salt", "usage"]
+__all__ = [
+    "DONE",
+    "Event",
+    "Sent",
+    "Wire",
+    "dumps",
+    "ending",
+    "events",
+    "fingerprint",
+    "logprob_salt",
+    "metrics",
+    "usage",
+]
 
 JsonObject = dict[str, Any]
 
@@ -99,6 +111,28 @@ def usage(answer: Answer, sent: Sent | None = None) -> JsonObject:
     elif not stream:
         said["completion_tokens_details"] = None
     return said
+
+
+def metrics(answer: Answer, *, speculative: bool = False) -> JsonObject | None:
+    """Return the times that vLLM reports of a reply with one choice, as the script makes them.
+
+    Args:
+        answer: the reply.
+        speculative: a body says of speculative decoding that there was none.
+    """
+    if len(answer.choices) != 1:
+        return None
+    count = len(answer.choices[0].generation.sampled.ids)
+    first_ms = (answer.behaviour.delay_s or 0) * 1000.0
+    rest_ms = (answer.behaviour.gap_s or 0) * 1000.0 * max(0, count - 1)
+    said: JsonObject = {
+        "time_to_first_token_ms": first_ms,
+        "generation_time_ms": rest_ms,
+        "queue_time_ms": 0.0,
+        "mean_itl_ms": rest_ms / (count - 1) if count > 1 else None,
+        "tokens_per_second": count * 1000 / (first_ms + rest_ms) if first_ms + rest_ms else None,
+    }
+    return {**said, "speculative_decoding": None} if speculative else said
 
 
 def fingerprint(answer: Answer) -> str:
