@@ -285,6 +285,38 @@ def test_what_came_before_a_break_is_handed_out() -> None:
     running(main())
 
 
+@pytest.mark.parametrize("reset", [False, True])
+def test_what_came_in_the_same_moment_as_a_break_is_handed_out(reset: bool) -> None:
+    """A killed engine sends its last tokens and its end at once; whoever reads a moment later must get both."""
+
+    async def main() -> None:
+        async def at_once(_: Seen, wire: Wire) -> None:
+            await wire.stream()
+            for number in range(3):
+                await wire.piece(f"data: {number}\n\n".encode())
+            await until(lambda: received(reply) == 27)
+            if reset:
+                wire.reset()
+            else:
+                wire.close()
+
+        def received(reply: Reply | None) -> int:
+            return 0 if reply is None else reply._content.total_bytes
+
+        reply: Reply | None = None
+        async with FakeEngine() as engine, Client(PATIENT) as client:
+            engine.on(CHAT.path, at_once)
+            reply = await opened(client, engine)
+            await until(lambda: reply._content.exception() is not None)
+            pieces = reply.pieces()
+            assert await anext(pieces) == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+            with pytest.raises(UpstreamError) as caught:
+                await anext(pieces)
+            assert caught.value.fault is UpstreamFault.RESET
+
+    running(main())
+
+
 def test_a_silent_engine_that_is_well_is_waited_for() -> None:
     """A paused engine sends nothing for minutes, and goes on when the weights are in."""
 

@@ -231,15 +231,26 @@ class Reply:
             # What is there already needs no timer, and most pieces of a busy stream are.
             piece = await (self._content.readany() if self._content.total_bytes > self._taken else self._awaited())
         except (aiohttp.ClientError, OSError) as error:
-            self._response.close()
-            message = f"the engine's answer broke off: {error or type(error).__name__}"
-            raise UpstreamError(UpstreamFault.RESET, message) from error
+            piece = self._left_over()
+            if not piece:
+                self._response.close()
+                message = f"the engine's answer broke off: {error or type(error).__name__}"
+                raise UpstreamError(UpstreamFault.RESET, message) from error
         self._taken += len(piece)
         if self._taken > self._settings.reply_limit_bytes:
             self._response.close()
             message = f"the engine's answer is longer than {self._settings.reply_limit_bytes:,} bytes"
             raise UpstreamError(UpstreamFault.OVERSIZED, message)
         return piece
+
+    def _left_over(self) -> bytes:
+        """Return what came before a break and was not read: those tokens were sampled.
+
+        The reader's public methods raise the break first, and would keep them.
+        """
+        if self._content.total_bytes <= self._taken:
+            return b""
+        return self._content._read_nowait(-1)  # pyright: ignore[reportPrivateUsage]
 
     async def _awaited(self) -> bytes:
         while True:
