@@ -167,6 +167,28 @@ def test_references_to_items_are_written_out() -> None:
     inside = translated({"model": "m", "input": [call, result, reference]})
     assert inside.understood["input"] == [call, result, call]
     assert "item_reference" not in str(messages_of([call, result, reference]))
+    assert inside.notes == ("expanded:item_reference",)
+
+
+# Clients that rely on stored responses name the items of each turn and nothing else of it.
+def test_an_item_is_found_in_the_reply_that_its_id_names() -> None:
+    from gristmill.gateway.dialects.responses import responses_named
+
+    said = {"reasoning": "so", "content": "Hello."}
+    output = streamed([chat_chunk(said, "stop")], {**BODY, "input": [USER]}).served["output"]
+    references = [{"type": "item_reference", "id": output[0]["id"]}, {"id": output[1]["id"]}]
+    body = {"model": "m", "input": [USER, *references, USER]}
+    assert responses_named(body) == ("resp_0a1b2c3d",)
+    made = RESPONSES.translate(body, {"resp_0a1b2c3d": [USER, *output]}.get)
+    assert made.understood["input"] == [USER, *output, USER]
+    assert made.body["messages"] == [USER, {"role": "assistant", "content": "Hello.", "reasoning": "so"}, USER]
+    index = LineageIndex()
+    index.add("c1", request_digests({"model": "m", "input": [USER]}, output))
+    assert index.parent_of(made.understood).parent_call_id == "c1"
+    with pytest.raises(RequestRefused):
+        translated(body)
+    assert responses_named({"input": "hi", "previous_response_id": "resp_1"}) == ("resp_1",)
+    assert responses_named({"input": [{"type": "item_reference", "id": "msg_foreign"}, 1, {"id": 2}]}) == ()
 
 
 # A history alone, without anything new, is a request too.

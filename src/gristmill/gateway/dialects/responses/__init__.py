@@ -10,5 +10,6 @@ Not here: token fields (upstream), what is recorded (captures), forbidden parame
 from __future__ import annotations
 
 from gristmill.gateway.dialects.responses.front import RESPONSES, ResponsesFront
+from gristmill.gateway.dialects.responses.referred import responses_named
 
-__all__ = ["RESPONSES", "ResponsesFront"]
+__all__ = ["RESPONSES", "ResponsesFront", "responses_named"]

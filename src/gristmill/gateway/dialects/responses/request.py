@@ -1,21 +1,20 @@
 """A Responses request as a Chat request.
 
-Invariant: every field is translated, echoed, noted as removed or refused; none goes to the engine unknown. What a
-request only refers to (an earlier response, an item) is written out, or the request is refused.
+Invariant: every field is translated, echoed, noted as removed or refused; none goes to the engine unknown.
 
-Not here: items (conversation), tools (tools), what no dialect may send (gateway.parameters).
+Not here: items (conversation), references (referred), tools (tools), what no dialect may send (gateway.parameters).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Mapping
+from typing import Any, Final
 
-from gristmill.canonical import JsonValue
 from gristmill.captures.fields import count_at, kind_of, list_at, object_at, text_at
 from gristmill.captures.reply import Unexpected
 from gristmill.errors import Code
 from gristmill.gateway.dialects.responses.conversation import Conversation
+from gristmill.gateway.dialects.responses.referred import referred
 from gristmill.gateway.dialects.responses.tools import Choice, Tools, choice_of, noted, tools_of
 from gristmill.gateway.front import HistoryOf, JsonObject, RequestRefused, Translated
 from gristmill.records import Dialect
@@ -84,14 +83,6 @@ _EFFORTS: Final[Mapping[str, str]] = {"minimal": "low", "low": "low", "medium": 
 _HIGHEST: Final = "high"
 
 
-class _Referred(NamedTuple):
-    """The items of a request with what it refers to written out, and the request that says so."""
-
-    items: Sequence[tuple[JsonValue, str]]
-    understood: JsonObject
-    notes: tuple[str, ...] = ()
-
-
 def translate(body: JsonObject, history_of: HistoryOf) -> Translated:
     """Turn a Responses request into a Chat request.
 
@@ -118,20 +109,20 @@ def _translate(body: JsonObject, history_of: HistoryOf) -> Translated:
         for name, value in body.items()
         if value is not None and name not in _TRANSLATED and name not in _ECHOED and name not in _REFUSED
     ]
-    referred = _referred(body, history_of)
+    written = referred(body, history_of)
     conversation = Conversation(text_at(body, "instructions", "$"))
-    for item, where in referred.items:
+    for item, where in written.items:
         conversation.add(item, where)
     tools = tools_of(body)
     choice = choice_of(body, tools)
     messages = conversation.finished()
     chat: JsonObject = {"model": body.get("model"), "messages": messages, **_tools(body, tools, choice)}
-    notes += [*referred.notes, *conversation.notes, *tools.notes, *choice.notes]
+    notes += [*written.notes, *conversation.notes, *tools.notes, *choice.notes]
     notes += _settings(body, chat)
     return Translated(
         route=Dialect.CHAT,
         body=chat,
-        understood=referred.understood,
+        understood=written.understood,
         notes=tuple(dict.fromkeys(notes)),
         stream=_stream(body),
     )
@@ -142,55 +133,6 @@ def _stream(body: JsonObject) -> bool:
     if stream is None or isinstance(stream, bool):
         return stream is True
     raise Unexpected("a boolean", kind_of(stream), "$.stream")
-
-
-# Conversation
-
-
-def _referred(body: JsonObject, history_of: HistoryOf) -> _Referred:
-    given: JsonValue = body.get("input")
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    listed = list_at({"input": given}, "input", "$")
-    previous = text_at(body, "previous_response_id", "$")
-    if listed is None and previous is None:
-        raise Unexpected("a string or an array of items", "none", "$.input")
-    placed = [(item, f"$.input[{index}]") for index, item in enumerate(listed or ())]
-    notes: tuple[str, ...] = ()
-    if previous is not None:
-        history = history_of(previous)
-        if history is None:
-            message = f"no response {previous[:80]!r} was captured in this attempt"
-            raise RequestRefused(400, Code.PARAMETER_REFUSED, message, "$.previous_response_id")
-        placed = [(item, f"$.previous_response_id[{index}]") for index, item in enumerate(history)] + placed
-        notes = ("expanded:previous_response_id",)
-    resolved = _resolved(placed)
-    if previous is None and resolved is placed:
-        return _Referred(placed, body)
-    kept = {name: value for name, value in body.items() if name != "previous_response_id"}
-    return _Referred(resolved, {**kept, "input": [item for item, _ in resolved]}, notes)
-
-
-def _resolved(placed: list[tuple[JsonValue, str]]) -> list[tuple[JsonValue, str]]:
-    """Put the items that are referred to in the place of the references; the same list where there is none."""
-    known: dict[str, JsonValue] = {}
-    made: list[tuple[JsonValue, str]] = []
-    found = False
-    for placed_item in placed:
-        item, where = placed_item
-        entry: JsonObject = cast(JsonObject, item) if isinstance(item, dict) else {}
-        name = entry.get("id")
-        if entry.get("type") == "item_reference":
-            if not isinstance(name, str) or name not in known:
-                message = "the item is neither in this request before the reference nor in the history it continues"
-                raise RequestRefused(400, Code.PARAMETER_REFUSED, message, f"{where}.id")
-            made.append((known[name], where))
-            found = True
-            continue
-        if isinstance(name, str):
-            known[name] = entry
-        made.append(placed_item)
-    return made if found else placed
 
 
 # Settings
