@@ -26,6 +26,7 @@ def stories() -> Iterator[Story]:
     """Tell the stories of this file."""
     yield from _all_captured()
     yield from _final_context()
+    yield from _labels()
     yield from _custom()
     yield from _completion()
     yield from _lost()
@@ -150,6 +151,71 @@ def _final_context() -> Iterator[Story]:
         [call("c2", said("two"), parent="c1")],
         {"response": {"id": "resp-c2", "output": [message("two")]}},
         refuses("lineage_broken", "c2", where="call=c2", policy="final_context"),
+    )
+
+
+def _labels() -> Iterator[Story]:
+    def labelled(call_id: str, text: str, label: str, parent: str | None = None, **fields: Any) -> Json:
+        return call(call_id, said(text), parent=parent, purpose={"label": label, "evidence": "header"}, **fields)
+
+    misled = [
+        labelled("c1", "one", "auxiliary"),
+        labelled("c2", "two", "compaction", "c1"),
+        labelled("c3", "three", "subagent", "c2"),
+        labelled("t1", "A title", "agent"),
+    ]
+    history = output(message("one"), user(), message("two"), user(), message("three"), response_id="resp-c3")
+    returned = dict.fromkeys(("c1", "c2", "c3"), "content")
+    yield Story(
+        "labels_never_filter",
+        """Every label is wrong: the agent's own turns are called a title, a compaction and a subagent, and the title
+        the agent. What the harness returned decides, and nobody looks at a label.""",
+        misled,
+        history,
+        selects("c1", "c2", "c3", why={**returned, "c3": "response_id", "t1": "not_returned"}),
+    )
+    yield Story(
+        "labels_never_filter_captured_calls",
+        """The same labels under the policy that keeps every finished call. It keeps them all, and tells what is said of
+        them, so that a person can look.""",
+        misled,
+        history,
+        selects(
+            "c1",
+            "c2",
+            "c3",
+            "t1",
+            why=dict.fromkeys(("c1", "c2", "c3", "t1"), "captured"),
+            rows=[["c1", "c2", "c3"], ["t1"]],
+            terminal="resp-c3",
+            policy="all_captured",
+            notes=["labelled auxiliary: c1", "labelled compaction: c2", "labelled subagent: c3"],
+        ),
+    )
+    yield Story(
+        "labels_never_filter_context",
+        """The same labels where the scored call's context is trained: its ancestors, whatever they are called.""",
+        misled,
+        history,
+        selects(
+            "c1",
+            "c2",
+            "c3",
+            why={**dict.fromkeys(("c1", "c2", "c3"), "ancestor_of_terminal"), "t1": "not_in_final_context"},
+            policy="final_context",
+        ),
+    )
+    yield Story(
+        "retry_of_is_no_verdict",
+        """The gateway saw that the second call repeats the first one's request, and took it for the retry. The history
+        holds the first reply: the harness had received it after all.""",
+        [
+            call("c1", said("one"), request_digest="d", delivery="partial"),
+            call("x1", said("eins"), same_prompt_as="c1", request_digest="d", retry_of="c1", delivery="delivered"),
+            call("c2", said("two"), parent="c1"),
+        ],
+        output(message("one"), user(), message("two")),
+        selects("c1", "c2", why={**BOTH, "x1": "retry_superseded"}),
     )
 
 
