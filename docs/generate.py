@@ -198,6 +198,8 @@ def _settings() -> Iterator[str]:
         default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
         meaning = meanings[name]
         flag = f"`{options[name]}`" if name in options else ""
+        if name == "upstreams":
+            default = msgspec.NODEFAULT
         rows.append([f"`{name}`", flag, meaning[:1].upper() + meaning[1:], _default(default)])
     yield from table(["setting", "flag", "meaning", "default"], rows)
     yield "An engine is its address, or a table of"

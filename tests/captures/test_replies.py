@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import Any
 
 import pytest
@@ -187,8 +188,38 @@ def test_weight_spans_are_kept_as_given() -> None:
     spans = [{"version": 7, "start": 0, "end": 1}, {"version": "v8", "start": 1, "end": 2}]
     choice = chat(token_ids=[7, 8], logprobs=LP, weight_versions=spans)
     assert choice.weight_versions == (WeightSpan("7", 0, 1), WeightSpan("v8", 1, 2))
-    for wrong in ({"version": "v"}, {"version": "v", "start": 0, "end": 3}, {"version": None, "start": 0, "end": 1}):
+    for wrong in ({"version": "v"}, {"version": "v", "start": 2, "end": 1}, {"version": None, "start": 0, "end": 1}):
         assert chat(token_ids=[7, 8], logprobs=LP, weight_versions=[wrong]).reason is Code.REPLY_MALFORMED
+
+
+# A span beyond the ids spoils the tokens, not the answer that a harness is waiting for.
+def test_weight_spans_that_do_not_fit_the_ids_make_a_call_unusable() -> None:
+    choice = chat(token_ids=[7, 8], logprobs=LP, weight_versions=[{"version": "v", "start": 0, "end": 3}])
+    assert (choice.reason, choice.weight_versions) == (Code.TOKEN_COUNT_MISMATCH, ())
+    assert choice.detail == "2 token ids, a span of weights that ends at 3"
+    assert choice.items
+
+
+# SGLang says its weights beside the scores.
+def test_weight_spans_of_sglang() -> None:
+    meta = {"weight_versions": [{"version": "w1", "start": 0, "end": 2}]}
+    assert chat(token_ids=[7, 8], logprobs=LP, meta_info=meta).weight_versions == (WeightSpan("w1", 0, 2),)
+
+
+# One log-probability that is no number is reported; the reply around it is good.
+def test_nan_among_the_log_probabilities() -> None:
+    entries = b'{"content": [{"logprob": NaN}, {"logprob": -Infinity}]}'
+    body = (
+        b'{"prompt_token_ids": [1], "choices": [{"message": {"content": "x"}, "finish_reason": "stop", '
+        b'"token_ids": [7, 8], "logprobs": ' + entries + b"}]}"
+    )
+    [choice] = decode_reply("chat", body=body).choices
+    assert choice.logprobs is not None
+    assert [isfinite(value) for value in choice.logprobs] == [False, False]
+    assert choice.items == ({"content": "x"},)
+    chunk = body.replace(b'"message"', b'"delta"')
+    [streamed] = decode_reply("chat", sse=b"data: " + chunk + b"\n\ndata: [DONE]\n\n").choices
+    assert (streamed.items, streamed.token_ids) == (choice.items, choice.token_ids)
 
 
 # A reply that is not what its dialect says must be kept with a reason, not crash a collection run.
@@ -206,6 +237,9 @@ def test_weight_spans_are_kept_as_given() -> None:
         b'{"choices": [{"message": {}, "finish_reason": 1}]}',
         b'{"id": "\\ud800", "choices": [{"message": {}}]}',
         b'{"choices": [{"message": {"x": NaN}}]}',
+        b'{"choices": [{"message": {"x": [{"y": -Infinity}]}}]}',
+        b'{"choices": NaN}',
+        b'{"choices": [NaN',
         b"[" * 100_000,
         b'{"choices": [{"message": ' + b"[" * 2000 + b"]" * 2000 + b"}]}",
         b"\xff",

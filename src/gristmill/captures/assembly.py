@@ -14,10 +14,11 @@ from typing import cast
 
 import msgspec
 
-from gristmill.canonical import JsonValue, loads
+from gristmill.canonical import JsonValue
 from gristmill.captures.choices import ItemsOf, error_text, read_document
 from gristmill.captures.fields import JsonObject, count_at, list_at, object_at, text_at
 from gristmill.captures.reply import Reply, ReplyChoice, Unexpected, failed_reply, malformed_reply
+from gristmill.captures.reply_json import loads_reply
 from gristmill.captures.sampled import SlimLogprobs
 from gristmill.captures.sse import DONE, ServerEvent, parse_events
 from gristmill.errors import Code, DecodeError
@@ -91,7 +92,7 @@ class StreamAssembly:
             if event.data.strip() == DONE:
                 self.done = True
                 return
-            self.add_chunk(object_at(loads(event.data), "$"), event.event)
+            self.add_chunk(object_at(loads_reply(event.data), "$"), event.event)
             if self.error is not None:
                 return
 

@@ -27,6 +27,7 @@ from gristmill.captures.reply import (
     failed_reply,
     malformed_reply,
 )
+from gristmill.captures.reply_json import loads_reply
 from gristmill.captures.sampled import FastLogprobs, logprob_values, prompt_ids, sampled_ids
 from gristmill.errors import Code, DecodeError
 from gristmill.records import Dialect, ResponseStatus, WeightSpan
@@ -113,7 +114,7 @@ def read_body(body: bytes, dialect: Dialect, items_of: ItemsOf, *, echo: bool = 
         if all(choice.reason is None for choice in reply.choices):
             return reply
     try:
-        value = loads(body)
+        value = loads_reply(body)
     except DecodeError as error:
         return malformed_reply(dialect, error.message)
     return read_document(value, dialect, items_of, echo=echo)
@@ -185,6 +186,7 @@ def _choice(
     if echo and logprobs and search.ids and prompt and len(logprobs) == len(prompt) + len(search.ids):
         # The prompt's entries stand in front; any other length is a disagreement, to be reported as it is.
         logprobs = logprobs[len(prompt) :]
+    spans, misfit = _weight_spans(choice, where, search.ids)
     made = ReplyChoice(
         index=index,
         finish_reason=finish,
@@ -193,12 +195,15 @@ def _choice(
         prompt_ids=prompt,
         token_ids=search.ids,
         logprobs=logprobs,
-        weight_versions=_weight_spans(choice, where, search.ids),
+        weight_versions=spans,
         stop_reason=choice.get("stop_reason", choice.get("matched_stop")),
         reason=search.reason,
         detail=search.detail,
     )
-    return _with_reason(made)
+    made = _with_reason(made)
+    if misfit is not None and made.reason is None:
+        return msgspec.structs.replace(made, reason=Code.TOKEN_COUNT_MISMATCH, detail=misfit)
+    return made
 
 
 def _with_reason(choice: ReplyChoice) -> ReplyChoice:
@@ -240,8 +245,11 @@ def _count_mismatch(choice: ReplyChoice, detail: str) -> ReplyChoice:
     return choice
 
 
-def _weight_spans(choice: JsonObject, where: str, ids: Any) -> tuple[WeightSpan, ...]:
-    """Read the engine's own weight spans; a version alone names no token and is not made into one."""
+def _weight_spans(choice: JsonObject, where: str, ids: Any) -> tuple[tuple[WeightSpan, ...], str | None]:
+    """Read the engine's own weight spans; a version alone names no token and is not made into one.
+
+    Spans that do not fit the sampled ids are none, with a sentence that says so.
+    """
     made: list[WeightSpan] = []
     holder, inside = choice, where
     if choice.get("weight_versions") is None and isinstance(choice.get("meta_info"), dict):
@@ -254,10 +262,12 @@ def _weight_spans(choice: JsonObject, where: str, ids: Any) -> tuple[WeightSpan,
             count_at(span, "end", place),
             span.get("version"),
         )
-        if start is None or end is None or not start <= end <= (end if ids is None else len(ids)):
-            raise Unexpected("start ≤ end ≤ the number of sampled tokens", f"{start} and {end}", place)
+        if start is None or end is None or start > end:
+            raise Unexpected("start ≤ end", f"{start} and {end}", place)
+        if ids is not None and end > len(ids):
+            return (), f"{len(ids)} token ids, a span of weights that ends at {end}"
         version = name_at(span, "version", place) if isinstance(version, str) else version
         if type(version) is not str and type(version) is not int:
             raise Unexpected("a string or an integer", kind_of(version), f"{place}.version")
         made.append(WeightSpan(str(version), start, end))
-    return tuple(made)
+    return tuple(made), None

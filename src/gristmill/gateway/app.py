@@ -115,13 +115,13 @@ class Gateway:
         Raises:
             RequestRefused: 403 `host_refused`.
         """
-        host: bytes | None = None
+        hosts: list[bytes] = []
         for name, value in cast("Iterable[tuple[bytes, bytes]]", scope["headers"]):
             if name == b"origin":
                 raise RequestRefused(403, Code.HOST_REFUSED, "requests of web pages are refused", "Origin")
             if name == b"host":
-                host = value
-        if host is None or _without_port(host.decode("latin-1")) not in self._hosts:
+                hosts.append(value)
+        if len(hosts) != 1 or _without_port(hosts[0].decode("latin-1")) not in self._hosts:
             raise RequestRefused(
                 403, Code.HOST_REFUSED, "this gateway does not answer to that host name (setting allowed_hosts)", "Host"
             )

@@ -20,16 +20,17 @@ from gristmill.captures.retry import request_digest
 from gristmill.errors import Code, DecodeError, SelectionError
 from gristmill.gateway.attempts import Attempt, PastCall
 from gristmill.gateway.config import ANY_MODEL
+from gristmill.gateway.dialects.responses import responses_named
 from gristmill.gateway.front import Front, HistoryOf, JsonObject, RequestRefused, Translated
 from gristmill.gateway.json_text import parse
 from gristmill.gateway.parameters import apply_overrides, permitted
 from gristmill.lineage import ParentLink
-from gristmill.records import Delivery, ParentResolution, Purpose
+from gristmill.records import Delivery, Dialect, ParentResolution, Purpose
 
 __all__ = ["Asked", "ask_engine_for", "engine_model", "marked_retry", "read_request"]
 
-ReadHistory = Callable[[str], Awaitable[Sequence[Any] | None]]
-"""From a response id of the attempt to its conversation, input then output; None where it was not captured."""
+ReadHistory = Callable[[Sequence[str]], Awaitable[Mapping[str, Sequence[Any]]]]
+"""From response ids of the attempt to their conversations, input then output; those that were captured."""
 
 _RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count", "x-retry-attempt")
 _UNDELIVERED: Final = frozenset({Delivery.PARTIAL, Delivery.ABORTED})
@@ -79,7 +80,7 @@ async def read_request(
         headers: names in lower case.
         front: of its dialect.
         attempt: whose it is.
-        history: reads a captured conversation back.
+        history: reads captured conversations back.
 
     Raises:
         RequestRefused: it is not served.
@@ -95,7 +96,7 @@ async def read_request(
     model = body.get("model")
     if not isinstance(model, str) or not model or len(model) > 512:
         raise RequestRefused(400, Code.REQUEST_MALFORMED, "expected the name of a model", "$.model")
-    translated = front.translate(body, await _history_of(body, history))
+    translated = front.translate(body, await _history_of(body, front, history))
     evidence = exact if translated.understood is body or translated.understood is parsed else translated.understood
     session = session_of(headers, evidence)
     digest = request_digest(evidence)
@@ -115,11 +116,10 @@ async def read_request(
     )
 
 
-async def _history_of(body: JsonObject, history: ReadHistory) -> HistoryOf:
-    """Read the conversation that a request refers to before it is translated, which cannot wait."""
-    named = body.get("previous_response_id")
-    found = await history(named) if isinstance(named, str) else None
-    return lambda response_id: found if response_id == named else None
+async def _history_of(body: JsonObject, front: Front, history: ReadHistory) -> HistoryOf:
+    """Read the conversations that a request refers to before it is translated, which cannot wait."""
+    named = responses_named(body) if front.dialect is Dialect.RESPONSES else ()
+    return (await history(named) if named else {}).get
 
 
 def _parent(attempt: Attempt, evidence: JsonValue) -> ParentLink:

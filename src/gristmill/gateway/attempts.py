@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import islice
 from time import time
 from typing import Any, Final, NamedTuple, cast
 
@@ -19,7 +21,7 @@ from gristmill.gateway.keys import key_digest
 from gristmill.ledger import AttemptKey, AttemptSetup, SqliteLedger
 from gristmill.ledger.writes import Begin, Revoke
 from gristmill.lineage import LineageIndex, RequestDigests
-from gristmill.records import CallRecord, Capture, Delivery, Exchange
+from gristmill.records import CallRecord, Capture, Delivery, Exchange, TokenDelta
 from gristmill.tokens import TokenBook
 
 __all__ = ["Attempt", "LiveAttempts", "PastCall"]
@@ -36,7 +38,7 @@ class PastCall(NamedTuple):
 
 
 class Attempt:
-    """One attempt in memory.
+    """One attempt in memory; the same object for as long as anything uses it.
 
     Attributes:
         key: which attempt.
@@ -45,7 +47,10 @@ class Attempt:
         index: its calls as possible parents.
         past: committed calls by request digest, oldest first.
         deliveries: by call id.
-        in_flight: running calls by id, each with what aborts it.
+        in_flight: running calls by id, each with what breaks it off (True: the gateway is going).
+        writing: held while an outcome is prepared and committed, so that memory and ledger stay in step.
+        stale: memory may be ahead of the ledger; it is read again before it is used.
+        users: requests that hold the attempt.
         closed: no more calls are admitted.
         touched_at: unix seconds of the last admission or commit.
     """
@@ -53,19 +58,34 @@ class Attempt:
     def __init__(self, key: AttemptKey, setup: AttemptSetup) -> None:
         self.key: Final = key
         self.setup = setup
+        self.in_flight: dict[str, Callable[[bool], None]] = {}
+        self.writing: Final = asyncio.Lock()
+        self.stale = False
+        self.users = 0
+        self.closed = False
+        self.touched_at = time()
+        self.drained: Final = asyncio.Event()
+        self.drained.set()
+        self._empty()
+
+    def _empty(self) -> None:
         self.book = TokenBook()
         self.index = LineageIndex()
         self.past: dict[str, list[PastCall]] = {}
-        self._of_response: dict[str, list[str]] = {}
         self.deliveries: dict[str, Delivery] = {}
-        self.in_flight: dict[str, Callable[[], None]] = {}
-        self.closed = False
-        self.touched_at = time()
-        self.drained = asyncio.Event()
-        self.drained.set()
+        self._of_response: dict[str, list[str]] = {}
 
-    def enter(self, call_id: str, abort: Callable[[], None]) -> None:
-        """Count a call in; `abort` ends it early."""
+    def fill(self, capture: Capture) -> None:
+        """Put an attempt's committed calls into memory, in commit order, in place of what was there."""
+        self._empty()
+        for record in capture.records:
+            _add_tokens(self.book, record, capture.tokens.get(record.model_call_id))
+            self.add(record, stream=_streamed(capture.exchanges.get(record.model_call_id)))
+            self.deliveries[record.model_call_id] = record.delivery
+        self.stale = False
+
+    def enter(self, call_id: str, abort: Callable[[bool], None]) -> None:
+        """Count a call in; `abort` breaks it off."""
         self.in_flight[call_id] = abort
         self.touched_at = time()
         self.drained.clear()
@@ -129,7 +149,6 @@ class LiveAttempts:
         self._keys: dict[str, AttemptKey] = dict(ledger.grants())
         self._digests: dict[AttemptKey, str] = {key: digest for digest, key in self._keys.items()}
         self._live: OrderedDict[AttemptKey, Attempt] = OrderedDict()
-        self._loading: dict[AttemptKey, asyncio.Future[Attempt]] = {}
 
     def holder(self, key: str | None) -> AttemptKey | None:
         """Return the attempt that a rollout key belongs to; None for any other key.
@@ -150,46 +169,63 @@ class LiveAttempts:
             self._digests[key] = setup.key_digest
         self._keep(Attempt(key, setup))
 
-    async def get(self, key: AttemptKey) -> Attempt:
-        """Return an attempt, read from the ledger where it is not in memory.
+    @asynccontextmanager
+    async def use(self, key: AttemptKey) -> AsyncGenerator[Attempt]:
+        """Hold an attempt for a request, read from the ledger where it is not in memory.
 
         Raises:
             LedgerError: `rollout_unknown`, or it cannot be read.
         """
+        attempt = await self._get(key)
+        attempt.users += 1
+        try:
+            if attempt.stale:
+                async with attempt.writing:
+                    await self.refresh(attempt)
+            yield attempt
+        finally:
+            attempt.users -= 1
+
+    async def refresh(self, attempt: Attempt) -> None:
+        """Read a stale attempt again; `attempt.writing` is held.
+
+        Raises:
+            LedgerError: it cannot be read.
+        """
+        if attempt.stale:
+            capture, _ = await self._run(lambda: self._ledger.read(attempt.key, exchanges=True))
+            # In the event loop: nobody else sees it half filled.
+            attempt.fill(capture)
+
+    async def _get(self, key: AttemptKey) -> Attempt:
         live = self._live.get(key)
-        if live is not None:
-            self._live.move_to_end(key)
-            return live
-        loading = self._loading.get(key)
-        if loading is None:
-            loading = self._loading[key] = asyncio.ensure_future(self._load(key))
-            loading.add_done_callback(lambda done: self._loaded(key, done))
-        return await asyncio.shield(loading)
-
-    def _loaded(self, key: AttemptKey, done: asyncio.Future[Attempt]) -> None:
-        self._loading.pop(key, None)
-        if not done.cancelled() and done.exception() is None:
-            self._keep(done.result())
-
-    async def _load(self, key: AttemptKey) -> Attempt:
-        setup = await self._run(self._ledger.setup, key)
-        capture, _ = await self._run(lambda: self._ledger.read(key, exchanges=True))
-        attempt = Attempt(key, setup if setup is not None else AttemptSetup())
-        await self._run(lambda: _fill(attempt, capture))
-        return attempt
+        if live is None:
+            setup = await self._run(self._ledger.setup, key)
+            # Whoever else was waiting for it may have been first.
+            live = self._live.get(key)
+            if live is None:
+                live = Attempt(key, setup if setup is not None else AttemptSetup())
+                live.stale = True
+                self._keep(live)
+        self._live.move_to_end(key)
+        return live
 
     def _keep(self, attempt: Attempt) -> None:
         self._live[attempt.key] = attempt
-        self._live.move_to_end(attempt.key)
-        for key in list(self._live) if len(self._live) > self._most else ():
-            if len(self._live) <= self._most:
-                break
-            if not self._live[key].in_flight and not self._live[key].closed:
+        excess = len(self._live) - self._most
+        if excess > 0:
+            idle = (key for key, live in self._live.items() if live is not attempt and not _used(live))
+            for key in list(islice(idle, excess)):
                 del self._live[key]
 
     def forget(self, key: AttemptKey) -> None:
-        """Drop what is in memory of an attempt: it is frozen, or what is in memory may be ahead of the ledger."""
-        self._live.pop(key, None)
+        """Drop what is in memory of an attempt: it is frozen, or memory may be ahead of the ledger."""
+        live = self._live.get(key)
+        if live is None:
+            return
+        live.stale = True
+        if not _used(live):
+            del self._live[key]
 
     def in_flight(self, key: AttemptKey) -> int:
         """Return how many calls of an attempt are running."""
@@ -211,25 +247,25 @@ class LiveAttempts:
         Raises:
             LedgerError: `rollout_unknown`.
         """
-        attempt = await self.get(key)
-        attempt.closed = True
-        return await self._drain([attempt], drain_s)
+        async with self.use(key) as attempt:
+            attempt.closed = True
+            return await self._drain([attempt], drain_s, going=False)
 
     async def close_all(self, *, drain_s: float) -> int:
-        """Do the same with every attempt."""
+        """Do the same with every attempt, because the gateway is going."""
         running = list(self._live.values())
         for attempt in running:
             attempt.closed = True
-        return await self._drain(running, drain_s)
+        return await self._drain(running, drain_s, going=True)
 
-    async def _drain(self, attempts: Iterable[Attempt], drain_s: float) -> int:
+    async def _drain(self, attempts: Iterable[Attempt], drain_s: float, *, going: bool) -> int:
         waiting = [asyncio.ensure_future(attempt.drained.wait()) for attempt in attempts if attempt.in_flight]
         if waiting:
             await asyncio.wait(waiting, timeout=drain_s)
         aborted = 0
         for attempt in attempts:
             for abort in list(attempt.in_flight.values()):
-                abort()
+                abort(going)
                 aborted += 1
         if waiting:
             await asyncio.gather(*waiting)
@@ -249,30 +285,22 @@ class LiveAttempts:
             live.closed = False
 
 
-def _fill(attempt: Attempt, capture: Capture) -> None:
-    """Put an attempt's committed calls back, in commit order."""
-    for record in capture.records:
-        delta = capture.tokens.get(record.model_call_id)
-        if delta is not None:
-            context = record.prompt_len - record.prev_len
-            arguments = (
-                delta.ids_T[:context],
-                delta.ids_T[context:],
-                delta.logprobs_T[context:],
-            )
-            if record.base_call_id is None:
-                attempt.book.add(record.model_call_id, *arguments, parent=record.parent_call_id, extras=delta.extras)
-            else:
-                attempt.book.extend(
-                    record.model_call_id,
-                    record.base_call_id,
-                    *arguments,
-                    parent=record.parent_call_id,
-                    extras=delta.extras,
-                )
-        exchange = capture.exchanges.get(record.model_call_id)
-        attempt.add(record, stream=_streamed(exchange))
-        attempt.deliveries[record.model_call_id] = record.delivery
+def _used(attempt: Attempt) -> bool:
+    """Tell whether dropping an attempt would lose something: a request that holds it, a call, that it is closed."""
+    return bool(attempt.users or attempt.in_flight or attempt.closed)
+
+
+def _add_tokens(book: TokenBook, record: CallRecord, delta: TokenDelta | None) -> None:
+    """Add a stored call's tokens to a book, as they were stored."""
+    if delta is None:
+        return
+    context = record.prompt_len - record.prev_len
+    call_id, parent = record.model_call_id, record.parent_call_id
+    arrays = delta.ids_T[:context], delta.ids_T[context:], delta.logprobs_T[context:]
+    if record.base_call_id is None:
+        book.add(call_id, *arrays, parent=parent, extras=delta.extras)
+    else:
+        book.extend(call_id, record.base_call_id, *arrays, parent=parent, extras=delta.extras)
 
 
 def _streamed(exchange: Exchange | None) -> bool:

@@ -30,9 +30,9 @@ from gristmill.gateway.desk import Desk
 from gristmill.gateway.dialects.passthrough import PassEncoder, without_tokens
 from gristmill.gateway.events import EventSplitter
 from gristmill.gateway.front import Encoder, Front, JsonObject, ServedNames
-from gristmill.gateway.json_text import dump, parse
+from gristmill.gateway.json_text import dump, parse_reply
 from gristmill.gateway.keeping import Ended, Intent, Order, keep
-from gristmill.gateway.outcome import admitted_ids, as_aborted, as_failed
+from gristmill.gateway.outcome import admitted_ids, as_aborted, as_failed, unfinished
 from gristmill.gateway.upstream.protocol import Ask, UpstreamError, UpstreamFault, UpstreamReply
 from gristmill.ledger.writes import Admit
 from gristmill.records import CallRecord, Delivery
@@ -48,6 +48,8 @@ _FAULT_STATUS: Final = {
     UpstreamFault.PROTOCOL: 502,
 }
 _TOO_LONG: Final = ("context length", "maximum model length", "max_model_len", "longer than the model")
+_LINGER_s: Final = 0.2
+"""How long an engine may take to end its body after the protocol's end."""
 _EVENT_STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
@@ -120,6 +122,7 @@ class Call:
             else StreamAssembly(route, chat.stream_items, slim=True)
         )
         self._route: Final = route
+        self._opening: asyncio.Future[Any] | None = None
         self._upstream: UpstreamReply | None = None
         self._task: asyncio.Task[Any] | None = None
         self._ending: Ending | None = None
@@ -148,7 +151,7 @@ class Call:
         self._task = asyncio.current_task()
         desk, attempt = self._desk, self._attempt
         # Counted in before the first wait, so that whoever closes the attempt waits for this call.
-        attempt.enter(self._id, lambda: self.interrupt(Ending.ATTEMPT_CLOSED))
+        attempt.enter(self._id, lambda going: self.interrupt(Ending.SHUTDOWN if going else Ending.ATTEMPT_CLOSED))
         try:
             await self._admit()
             self._intent = self._intent._replace(weights=desk.weights(self._replica.label))
@@ -157,8 +160,22 @@ class Call:
         finally:
             attempt.leave(self._id)
             await self._client.stop_watching()
-            if self._upstream is not None:
-                await self._upstream.close()
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Give the engine's connection back; one that has nothing more to say is kept for other calls."""
+        if self._opening is not None and self._upstream is None:
+            self._opening.cancel()
+            with suppress(UpstreamError, asyncio.CancelledError):
+                self._upstream = await self._opening
+        if self._upstream is None:
+            return
+        if self._assembly.done:
+            with suppress(UpstreamError, TimeoutError):
+                async with asyncio.timeout(_LINGER_s):
+                    async for _ in self._upstream.pieces():
+                        pass
+        await self._upstream.close()
 
     async def _admit(self) -> None:
         """Make the intent of every choice durable."""
@@ -203,7 +220,10 @@ class Call:
         """Send the request on and serve what comes, up to what is held; return the engine's reply."""
         stream = self._asked.translated.stream
         ask = self._replica.engine.ask(self._route, self._body, self._id, stream=stream)
-        upstream = self._upstream = await self._replica.open(ask)
+        # A task of its own: an engine that is asked to abort answers this very request.
+        opening = self._opening = asyncio.ensure_future(self._replica.open(ask))
+        upstream: UpstreamReply = await asyncio.shield(opening)
+        self._upstream = upstream
         if upstream.status >= 300:
             raise await _engine_error(upstream)
         if not stream:
@@ -220,12 +240,13 @@ class Call:
         reply = decode_reply(str(self._route), status, raw, echo=self._body.get("echo") is True)
         if reply.error is not None:
             raise _EngineSaid(502, reply.error, malformed=reply.choices[0].reason is Code.REPLY_MALFORMED)
+        reply = unfinished(reply)
         asked = self._asked.body
         keeps_ids = self._front.dialect is self._route and asked.get("return_token_ids") is True
         logprobs = self._asked.translated.body.get("logprobs")
         keeps = logprobs is not None and logprobs is not False
         try:
-            served = self._encoder.body(parse(without_tokens(raw, logprobs=keeps, ids=keeps_ids)))
+            served = self._encoder.body(parse_reply(without_tokens(raw, logprobs=keeps, ids=keeps_ids)))
         except (DecodeError, Unexpected) as error:
             raise _EngineSaid(502, str(error), malformed=True) from error
         self._held.append(dump(served))
@@ -237,8 +258,6 @@ class Call:
         async for piece in upstream.pieces():
             now: list[bytes] = []
             for name, data in splitter.feed(piece):
-                if self._assembly.done:
-                    break
                 if data.strip() == _DONE:
                     end = self._encoder.end()
                     self._assembly.done = True
@@ -249,10 +268,13 @@ class Call:
                 await self._client.write(b"".join(now))
             if self._assembly.error is not None:
                 raise _EngineSaid(502, self._assembly.error)
+            if self._assembly.done:
+                # The protocol's end; when the engine closes its body is no part of it.
+                return
 
     def _take(self, name: str, data: bytes, now: list[bytes]) -> None:
         try:
-            chunk = object_at(parse(data), "$")
+            chunk = object_at(parse_reply(data), "$")
             if isinstance(self._encoder, PassEncoder):
                 said = self._encoder.chunk(chunk, name)
             else:
@@ -345,20 +367,21 @@ class Call:
 
     async def _aborted(self) -> Reply | None:
         """Abort by id and read on, where the engine then says what it sampled; else drop the connection."""
-        upstream = self._upstream
         ask = self._replica.engine.abort(self._route, self._id)
-        if upstream is None or upstream.status >= 300 or ask is None:
-            if upstream is not None:
-                await upstream.close()
+        opening = self._opening
+        if ask is None or opening is None:
             return None
         with suppress(UpstreamError, TimeoutError, _EngineSaid):
             async with asyncio.timeout(self._desk.config.abort_wait_s):
                 await self._abort(ask)
+                upstream: UpstreamReply = await asyncio.shield(opening)
+                self._upstream = upstream
+                if upstream.status >= 300:
+                    return None
                 if self._asked.translated.stream:
                     await self._pump(upstream, served=False)
                     return self._assembly.reply()
                 return self._read_body(upstream.status, await upstream.read())
-        await upstream.close()
         return None
 
     async def _abort(self, ask: Ask) -> None:
@@ -443,7 +466,7 @@ async def _engine_error(upstream: UpstreamReply) -> _EngineSaid:
     body = await upstream.read()
     said: str | None = None
     with suppress(DecodeError, Unexpected):
-        value = object_at(parse(body), "$")
+        value = object_at(parse_reply(body), "$")
         detail = value.get("detail") or value.get("message")
         said = error_text(value) or (detail if isinstance(detail, str) else None)
     message = said if said is not None else f"the engine answered with status {status}"

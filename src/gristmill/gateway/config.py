@@ -65,7 +65,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         log_level: `debug`, `info`, `warning`, `error`.
     """
 
-    upstreams: tuple[EngineSetting, ...]
+    upstreams: tuple[EngineSetting, ...] = ()
     ledger: Path = Path("gristmill.ledger")
     host: str = "127.0.0.1"
     port: int = 8600

@@ -58,8 +58,19 @@ async def keep(
 
     Returns the records, None where they could not be made durable; the call stays admitted, and counts as lost.
     """
+    async with attempt.writing:
+        records = await _committed(desk, attempt, asked, order, intent, ended)
+    if records is not None:
+        _count(desk, intent.dialect, records)
+    return records
+
+
+async def _committed(
+    desk: Desk, attempt: Attempt, asked: Asked, order: Order, intent: Intent, ended: Ended
+) -> tuple[CallRecord, ...] | None:
     began = monotonic()
     try:
+        await desk.attempts.refresh(attempt)
         calls = stored_calls(
             as_served(
                 ended.reply,
@@ -84,7 +95,6 @@ async def keep(
     records = tuple(call.record for call in calls)
     for record in records:
         attempt.add(record, stream=asked.translated.stream)
-    _count(desk, intent.dialect, records)
     return records
 
 

@@ -22,7 +22,7 @@ from gristmill.ledger import StoredCall
 from gristmill.records import CallRecord, Dialect, Exchange, ResponseStatus
 from gristmill.tokens import TokenBook
 
-__all__ = ["admitted_ids", "as_aborted", "as_failed", "as_served", "stored_calls", "tokens_of"]
+__all__ = ["admitted_ids", "as_aborted", "as_failed", "as_served", "stored_calls", "tokens_of", "unfinished"]
 
 
 def as_failed(dialect: Dialect, message: str, choices: int, reason: Code = Code.CALL_FAILED) -> Reply:
@@ -33,6 +33,20 @@ def as_failed(dialect: Dialect, message: str, choices: int, reason: Code = Code.
         for index in range(choices)
     )
     return Reply(dialect=dialect, status=ResponseStatus.FAILED, choices=made, error=detail)
+
+
+def unfinished(reply: Reply) -> Reply:
+    """Mark the choices of a whole reply that have no finish reason: how they ended was not said."""
+    if all(choice.finish_reason is not None for choice in reply.choices):
+        return reply
+    detail = "the reply has no finish_reason for this choice"
+    made = tuple(
+        choice
+        if choice.finish_reason is not None
+        else msgspec.structs.replace(choice, reason=Code.STREAM_TRUNCATED, detail=detail)
+        for choice in reply.choices
+    )
+    return msgspec.structs.replace(reply, choices=made, status=ResponseStatus.UNKNOWN)
 
 
 def as_aborted(reply: Reply, why: str, choices: int) -> Reply:

@@ -5,7 +5,7 @@ Invariant: what comes from here was captured in this very attempt; nothing is sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from gristmill.gateway.attempts import Attempt, PastCall
@@ -16,23 +16,27 @@ from gristmill.gateway.json_text import dump
 from gristmill.gateway.request import Request
 from gristmill.records import Delivery, Exchange
 
-__all__ = ["conversation", "replay"]
+__all__ = ["conversations", "replay"]
 
 
-async def _exchange(desk: Desk, attempt: Attempt, call_id: str) -> Exchange | None:
+async def _exchanges(desk: Desk, attempt: Attempt) -> Mapping[str, Exchange]:
     capture, _ = await desk.blocking(lambda: desk.ledger.read(attempt.key, tokens=False, exchanges=True))
-    return capture.exchanges.get(call_id)
+    return capture.exchanges
 
 
-async def conversation(desk: Desk, attempt: Attempt, response_id: str) -> list[Any] | None:
-    """Read back the conversation that ends with a response: its input, then its output; None: not captured."""
-    calls = attempt.calls_of(response_id)
-    exchange = await _exchange(desk, attempt, calls[0]) if calls else None
-    if exchange is None or not isinstance(exchange.request, Mapping) or not isinstance(exchange.reply, Mapping):
-        return None
-    given = cast(JsonObject, exchange.request).get("input")
-    items: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
-    return [*items, *(cast(JsonObject, exchange.reply).get("output") or ())]
+async def conversations(desk: Desk, attempt: Attempt, response_ids: Sequence[str]) -> dict[str, list[Any]]:
+    """Read back the conversations that end with responses, each its input, then its output; those captured."""
+    known = {named: calls[0] for named in response_ids if (calls := attempt.calls_of(named))}
+    exchanges = await _exchanges(desk, attempt) if known else {}
+    found: dict[str, list[Any]] = {}
+    for named, call_id in known.items():
+        exchange = exchanges.get(call_id)
+        if exchange is None or not isinstance(exchange.request, Mapping) or not isinstance(exchange.reply, Mapping):
+            continue
+        given = cast(JsonObject, exchange.request).get("input")
+        items: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
+        found[named] = [*items, *(cast(JsonObject, exchange.reply).get("output") or ())]
+    return found
 
 
 async def replay(desk: Desk, request: Request, attempt: Attempt, front: Front, past: PastCall, stream: bool) -> bool:
@@ -46,7 +50,7 @@ async def replay(desk: Desk, request: Request, attempt: Attempt, front: Front, p
         past: the call it repeats.
         stream: an event stream is wanted.
     """
-    exchange = await _exchange(desk, attempt, past.call_id)
+    exchange = (await _exchanges(desk, attempt)).get(past.call_id)
     if exchange is None or not isinstance(exchange.reply, Mapping):
         return False
     served = cast(JsonObject, exchange.reply)

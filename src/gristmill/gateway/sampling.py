@@ -23,7 +23,7 @@ from gristmill.gateway.front import Front, RequestRefused
 from gristmill.gateway.fronts import FRONTS
 from gristmill.gateway.keeping import Order
 from gristmill.gateway.outcome import as_failed, stored_calls
-from gristmill.gateway.record_answers import conversation, replay
+from gristmill.gateway.record_answers import conversations, replay
 from gristmill.gateway.request import Request
 from gristmill.gateway.upstream.replicas import Replicas
 from gristmill.ledger import AttemptKey
@@ -67,7 +67,8 @@ class Sampler:
         self.running += 1
         self._desk.metrics.in_flight.inc()
         try:
-            await self._serve(request, await self._desk.attempts.get(key))
+            async with self._desk.attempts.use(key) as attempt:
+                await self._serve(request, attempt)
         finally:
             self.running -= 1
             self._desk.metrics.in_flight.dec()
@@ -100,7 +101,7 @@ class Sampler:
             _check_open(attempt)
             raw = await request.body(self._desk.config.max_body_bytes)
             asked = await read_request(
-                raw, request.headers, front, attempt, lambda named: conversation(self._desk, attempt, named)
+                raw, request.headers, front, attempt, lambda named: conversations(self._desk, attempt, named)
             )
             past = marked_retry(asked, request.headers, attempt)
             if past is not None and await replay(self._desk, request, attempt, front, past, asked.translated.stream):
