@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         select_all_captured,
         select_captured_calls,
     )
+    from gristmill.service.rollout import rollout
     from gristmill.terminal import resolve_terminal
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "rebuild_rollout",
     "resolve_selection_policy",
     "resolve_terminal",
+    "rollout",
     "run_rollout",
     "select_all_captured",
     "select_captured_calls",
@@ -38,6 +40,7 @@ _HOMES = {
     "run_rollout": "pipeline",
     "select_rollout": "pipeline",
     "resolve_terminal": "terminal",
+    "rollout": "service.rollout",
 }
 
 

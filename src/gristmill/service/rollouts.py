@@ -19,7 +19,6 @@ from gristmill.captures.purpose import label_calls
 from gristmill.gateway.app import Gateway
 from gristmill.gateway.keys import key_digest, mint_key
 from gristmill.ledger import AttemptKey, AttemptSetup, AttemptState, SqliteLedger, Summary
-from gristmill.ledger.book import unknown_attempt
 from gristmill.ledger.writes import prepare_result
 from gristmill.records import Purpose, Result
 from gristmill.service.asked import FinishAsked, ListAsked, MintAsked
@@ -94,12 +93,7 @@ class Rollouts:
         Raises:
             LedgerError: `rollout_unknown`.
         """
-        return await self.gateway.ledger_call(self._summary, key)
-
-    def _summary(self, key: AttemptKey) -> Summary:
-        if key not in self.ledger.rollout(key.rollout_id):
-            raise unknown_attempt(key)
-        return next(summary for summary in self.ledger.summaries() if summary.key == key)
+        return await self.gateway.ledger_call(self.ledger.summary, key)
 
     async def list(self, asked: ListAsked) -> list[Summary]:
         """Return the lines of attempts in the order in which they began.

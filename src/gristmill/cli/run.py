@@ -1,0 +1,161 @@
+"""`gristmill run`: a harness as one rollout, captured, finished and counted.
+
+JSON: `{"rollout_id", "attempt", "gateway", "ledger", "harness", "exit_code", "signal", "reward", "reward_error",
+"history_sources": […], "history_missing", "aborted", "policy", "outcome": {policy, outcome, code, where, message,
+rows, funnel}}`; what the harness writes on standard output then goes to standard error. The exit code is the harness's,
+128 + N where signal N ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gristmill.cli.serve import gateway_packages, takes_settings
+from gristmill.errors import Code, ConfigError
+
+if TYPE_CHECKING:
+    from gristmill.gateway.config import GatewayConfig
+    from gristmill.service.place import Place
+    from gristmill.service.run import Report
+
+__all__ = ["command"]
+
+_NAMES = ("claude-code", "codex", "opencode", "pi", "mini-swe-agent", "openai")
+
+
+@click.command("run", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.option(
+    "--for",
+    "harness",
+    type=click.Choice(_NAMES),
+    help="Kind of the harness; told by the name of its program, `openai` for any other.",
+)
+@takes_settings("ledger", "upstreams", "models", "admin_key_file")
+@click.option("--gateway", metavar="URL", help="A gateway that runs, instead of one started for this run.")
+@click.option("--rollout-id", metavar="ID", help="Letters, digits, `._-`; a random one by default.")
+@click.option("--group", metavar="NAME", help="Rollouts of one prompt that are compared with each other.")
+@click.option("--reward-file", type=click.Path(path_type=Path), metavar="FILE", help="Holds one number, the reward.")
+@click.option("--reward-command", metavar="CMD", help="Shell command whose last line of output is the reward.")
+@click.option(
+    "--result-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="JSON that the harness hands back, instead of its own session files.",
+)
+@click.option("--policy", metavar="NAME", help="How calls are counted as selected; by what is handed back by default.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@click.argument("harness_command", nargs=-1, required=True, metavar="-- COMMAND...")
+def command(
+    *,
+    settings: Callable[..., GatewayConfig],
+    harness: str | None,
+    gateway: str | None,
+    rollout_id: str | None,
+    group: str | None,
+    reward_file: Path | None,
+    reward_command: str | None,
+    result_file: Path | None,
+    policy: str | None,
+    as_json: bool,
+    harness_command: tuple[str, ...],
+) -> int:
+    """Run a harness against a gateway and keep its rollout.
+
+    Without --gateway, one is started over --ledger for the run, in front of the engines that --upstream names; if
+    another process has the ledger open, its gateway is joined. Ends with the harness's own exit code.
+    """
+    if reward_file is not None and reward_command is not None:
+        raise ConfigError("expected one of --reward-file and --reward-command", code=Code.USAGE, where="--reward-file")
+    with gateway_packages():
+        from gristmill.service.harnesses import HARNESSES, harness_of
+        from gristmill.service.run import Asked, run_harness
+
+    from gristmill.cli.choice import Choice
+
+    loaded = Choice(policy).load() if policy is not None else None
+    own_policy = loaded if policy is not None and ":" in policy else None
+    kind = HARNESSES[harness] if harness is not None else harness_of(harness_command)
+    with _place(settings, gateway) as (place, model):
+        asked = Asked(
+            command=harness_command,
+            harness=kind,
+            model=model,
+            rollout_id=rollout_id,
+            group_id=group,
+            reward_file=reward_file,
+            reward_command=reward_command,
+            result_file=result_file,
+            policy=None if own_policy is not None else policy,
+            own_policy=own_policy,
+            output_to_stderr=as_json,
+        )
+        report = run_harness(asked, place)
+        _tell(report, as_json=as_json)
+    return report.exit_code
+
+
+@contextlib.contextmanager
+def _place(settings: Callable[..., GatewayConfig], gateway: str | None) -> Generator[tuple[Place, str | None]]:
+    """Open the gateway, and say which model name the harness is told, None where the settings do not say."""
+    from gristmill.cli.plural import counted
+    from gristmill.cli.screen import remark
+    from gristmill.gateway.config import ANY_MODEL
+    from gristmill.service.place import open_place
+
+    models: list[str] = []
+
+    def read(**more: Any) -> GatewayConfig:
+        config = settings(log_level="warning", **more)
+        models[:] = [name for name in config.models if name != ANY_MODEL]
+        return config
+
+    def waiting(others: int) -> None:
+        remark("note", f"waiting for {counted(others, 'rollout')} of others on this gateway; Ctrl-C ends it")
+
+    with open_place(read, gateway=gateway, waiting=waiting) as place:
+        if not place.own:
+            remark("note", f"joined the gateway at {place.client.base_url}; its engines are used")
+        yield place, models[0] if models else None
+
+
+def _tell(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        from gristmill.cli.document import json_text
+
+        sys.stdout.write(json_text(msgspec.to_builtins(report)) + "\n")
+        return
+    from gristmill.cli.funnel import funnel_text
+    from gristmill.cli.screen import remark
+
+    outcome, arrow = report.outcome, "→"
+    verdict = f"selected, {outcome.rows} rows" if outcome.code is None else f"rejected: {outcome.code}"
+    remark("rollout", f"{report.rollout_id}  attempt {report.attempt}  {report.policy}  {verdict}")
+    if outcome.message is not None:
+        remark("note", f"{outcome.message} (at {outcome.where})")
+    remark("funnel", funnel_text(outcome.funnel, arrow, trained=True))
+    if report.history_missing is not None:
+        remark("note", f"no returned history: {report.history_missing}; counted by {report.policy}")
+    if report.reward_error is not None:
+        remark("warning", f"no reward: {report.reward_error}")
+    elif report.reward is not None:
+        remark("reward", f"{report.reward:g}")
+    if report.exit_code:
+        remark("note", f"the harness ended with exit code {report.exit_code}")
+    if report.ledger is not None:
+        remark("next", shlex.join(_next(report, report.ledger)))
+
+
+def _next(report: Report, ledger: str) -> list[str]:
+    chosen = ["--policy", report.policy]
+    if report.outcome.code is None:
+        return ["gristmill", "rows", ledger, "--rollout", report.rollout_id, *chosen, "--out", "rows"]
+    return ["gristmill", "explain", ledger, "--rollout", report.rollout_id, *chosen]

@@ -1,0 +1,256 @@
+"""One rollout of a harness that is a command: opened, run, its own record read, finished.
+
+Invariant: once a rollout is open it is finished, whatever the harness does: a failure of the harness, of the reward or
+of its record is kept in the result's metadata and never turned into a reward or a history. The exit code is the
+harness's.
+
+Not here: which gateway (place), how a harness is told (harnesses), printing (the command).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import time
+from typing import Any, Final
+
+import msgspec
+
+from gristmill.canonical import JsonValue, loads
+from gristmill.errors import Code, ConfigError, DecodeError, GristmillError
+from gristmill.ledger import AttemptKey, SqliteReader
+from gristmill.selection import DEFAULT_POLICY, SelectionPolicy
+from gristmill.service.child import Ended, check_program, child_environment, clean_environment, run_child
+from gristmill.service.client import Opened
+from gristmill.service.harnesses import Harness, Ran, Reach
+from gristmill.service.histories.history import ReturnedHistory, Unreadable, no_history
+from gristmill.service.outcome import Outcome, outcome_of
+from gristmill.service.place import Place
+from gristmill.service.reward import Reward, reward_from_command, reward_from_file
+
+__all__ = ["WITHOUT_HISTORY", "Asked", "Report", "run_harness"]
+
+WITHOUT_HISTORY: Final = "final_context"
+"""The policy that needs nothing from the harness: the scored call is the end of the conversation."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, and what to keep of it.
+
+    Attributes:
+        command: the harness's.
+        harness: which kind it is.
+        model: name that the harness asks for; None: the first that the gateway names.
+        reward_file, reward_command: at most one of them.
+        result_file: JSON that is the result, instead of the harness's own record.
+        policy: name of a built-in policy to count by; None: by what the harness returned.
+        own_policy: a policy of one's own instead; it is run here, over the ledger, and never named to the gateway.
+        output_to_stderr: what the harness writes on standard output goes to standard error.
+    """
+
+    command: Sequence[str]
+    harness: Harness
+    model: str | None = None
+    rollout_id: str | None = None
+    group_id: str | None = None
+    reward_file: Path | None = None
+    reward_command: str | None = None
+    result_file: Path | None = None
+    policy: str | None = None
+    own_policy: SelectionPolicy | None = None
+    output_to_stderr: bool = False
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a run.
+
+    Attributes:
+        exit_code: the harness's, 128 + N for signal N.
+        reward: None is a missing one; `reward_error` says why.
+        history: `found` by `sources`, or `missing` for a reason.
+        aborted: calls that were still running when the harness had ended.
+    """
+
+    rollout_id: str
+    attempt: int
+    gateway: str
+    ledger: str | None
+    harness: str
+    exit_code: int
+    signal: int | None
+    reward: float | None
+    reward_error: str | None
+    history_sources: tuple[str, ...]
+    history_missing: str | None
+    aborted: int
+    policy: str
+    outcome: Outcome
+
+    @property
+    def key(self) -> AttemptKey:
+        """Which attempt it was."""
+        return AttemptKey(self.rollout_id, self.attempt)
+
+
+def run_harness(asked: Asked, place: Place) -> Report:
+    """Run a harness as one rollout.
+
+    Raises:
+        ConfigError: the command cannot be started, or there is no ledger to run a policy of one's own over; no
+            rollout was opened for it.
+        CaptureError: the gateway refused, or is gone.
+    """
+    check_program(asked.command, os.environ)
+    _check_policy(asked, place)
+    opened = place.client.open(rollout_id=asked.rollout_id, group_id=asked.group_id)
+    with _Finishing(place, opened) as finishing, tempfile.TemporaryDirectory(prefix="gristmill-run-") as folder:
+        reach = _reach(asked, place, opened)
+        setup = asked.harness.prepare(reach, Path(folder))
+        environment = child_environment(os.environ, place.secrets, setup, opened.attempt_key, opened.base_url)
+        since_s = time()
+        ended = run_child(asked.command, environment, output_to_stderr=asked.output_to_stderr)
+        finishing.metadata |= {"harness": asked.harness.name, "exit_code": ended.exit_code}
+        reward = _reward(asked, place, opened.attempt_key, ended)
+        sessions = {
+            session
+            for call in place.client.calls(opened.attempt_key)
+            if isinstance(session := call.get("session_id"), str)
+        }
+        history = _history(
+            asked,
+            Ran(
+                command=asked.command,
+                environment=environment,
+                folder=Path(folder),
+                working_directory=Path.cwd(),
+                sessions=sessions,
+                since_s=since_s,
+            ),
+        )
+        if reward.error is not None:
+            finishing.metadata["reward_error"] = reward.error
+        if history.missing is not None:
+            finishing.metadata["history_missing"] = history.missing
+        policy = asked.policy if asked.policy is not None else _default_policy(history)
+        answer = finishing.finish(history.value, reward.value, policy)
+    outcome = _outcome(answer, asked.own_policy, place, opened.attempt_key)
+    return Report(
+        rollout_id=opened.rollout_id,
+        attempt=opened.attempt,
+        gateway=place.client.base_url,
+        ledger=None if place.ledger is None else str(place.ledger),
+        harness=asked.harness.name,
+        exit_code=ended.exit_code,
+        signal=ended.signal,
+        reward=reward.value,
+        reward_error=reward.error,
+        history_sources=history.sources,
+        history_missing=history.missing,
+        aborted=answer["aborted"],
+        policy=outcome.policy,
+        outcome=outcome,
+    )
+
+
+class _Finishing:
+    """Finishes a rollout, also where what happens in between fails."""
+
+    def __init__(self, place: Place, opened: Opened) -> None:
+        self._place: Final = place
+        self._key: Final = opened.attempt_key
+        self._done = False
+        self.metadata: dict[str, Any] = {}
+
+    def finish(self, value: JsonValue, reward: float | None, policy: str | None) -> dict[str, Any]:
+        answer = self._place.client.finish(self._key, value, reward, metadata=self.metadata, policy=policy)
+        self._done = True
+        self._revoke()
+        return answer
+
+    def _revoke(self) -> None:
+        self._place.client.revoke(self._key, drain_s=0.0)
+
+    def __enter__(self) -> _Finishing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None or self._done:
+            return
+        self.metadata["error"] = _told(error)
+        # The first failure is the one to tell.
+        with contextlib.suppress(GristmillError):
+            self.finish(None, None, None)
+
+
+def _told(error: BaseException) -> str:
+    return error.message if isinstance(error, GristmillError) else type(error).__name__
+
+
+def _check_policy(asked: Asked, place: Place) -> None:
+    if asked.own_policy is not None and place.ledger is None:
+        raise ConfigError(
+            "expected a built-in policy, or the gateway's ledger to run another one over",
+            code=Code.POLICY_OPTION_INVALID,
+            where="--policy",
+            hint="name the ledger with --ledger",
+        )
+
+
+def _reach(asked: Asked, place: Place, opened: Opened) -> Reach:
+    models = place.client.models(opened.key)
+    first = models[0] if models else {}
+    name, length = first.get("id"), first.get("max_model_len")
+    return Reach(
+        openai_base_url=opened.openai_base_url,
+        anthropic_base_url=opened.anthropic_base_url,
+        key=opened.key,
+        model=asked.model if asked.model is not None else name if isinstance(name, str) else None,
+        max_model_len=length if isinstance(length, int) else None,
+    )
+
+
+def _reward(asked: Asked, place: Place, key: AttemptKey, ended: Ended) -> Reward:
+    if asked.reward_file is not None:
+        return reward_from_file(asked.reward_file)
+    if asked.reward_command is None:
+        return Reward()
+    environment = clean_environment(os.environ, place.secrets) | {
+        "GRISTMILL_ROLLOUT_ID": key.rollout_id,
+        "GRISTMILL_ATTEMPT": str(key.attempt),
+        "HARNESS_EXIT_CODE": str(ended.exit_code),
+    }
+    return reward_from_command(asked.reward_command, environment)
+
+
+def _history(asked: Asked, ran: Ran) -> ReturnedHistory:
+    try:
+        if asked.result_file is not None:
+            return _from_file(asked.result_file)
+        return asked.harness.history(ran)
+    except Unreadable as error:
+        return no_history(str(error))
+
+
+def _from_file(path: Path) -> ReturnedHistory:
+    try:
+        value = loads(path.read_bytes(), path.name)
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror}") from error
+    except DecodeError as error:
+        raise Unreadable(f"{path}: {error.message}") from error
+    return ReturnedHistory(value=value, sources=(str(path),))
+
+
+def _default_policy(history: ReturnedHistory) -> str:
+    return DEFAULT_POLICY if history.missing is None else WITHOUT_HISTORY
+
+
+def _outcome(answer: Mapping[str, Any], chosen: SelectionPolicy | None, place: Place, key: AttemptKey) -> Outcome:
+    if chosen is None or place.ledger is None:
+        names = Outcome.__struct_fields__
+        return msgspec.convert({name: answer[name] for name in names}, Outcome)
+    with SqliteReader(place.ledger) as ledger:
+        return outcome_of(ledger, key, chosen)

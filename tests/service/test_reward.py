@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gristmill.service.reward import Reward, reward_from_command, reward_from_file, reward_in
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", 1.0), (" 0.5\n", 0.5), ("-2e-3", -0.002), ("+.5", 0.5), ("0", 0.0), ("1.", 1.0)]
+)
+def test_a_number_is_a_reward(text: str, value: float) -> None:
+    """What graders write is a number with white space around it."""
+    assert reward_in(text) == Reward(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nan", "inf", "-Infinity", "1e999", "1 2", "0x1", "1_0", "true", "null", '"1"', "1,5", "score: 1", "١"]
+)
+def test_anything_else_is_missing_and_not_zero(text: str) -> None:
+    """A grader that failed must not teach the model that the answer was wrong."""
+    reward = reward_in(text)
+    assert reward.value is None
+    assert reward.error
+
+
+def test_a_file_holds_the_reward(tmp_path: Path) -> None:
+    """A verifier writes `reward.txt` beside its log."""
+    path = tmp_path / "reward.txt"
+    assert "No such file" in str(reward_from_file(path).error)
+    path.write_text("0.25\n")
+    assert reward_from_file(path) == Reward(0.25)
+    path.write_bytes(b"\xff")
+    assert reward_from_file(path).value is None
+    path.write_bytes(b"1" * 70_000)
+    assert "larger" in str(reward_from_file(path).error)
+    assert reward_from_file(tmp_path).value is None
+
+
+def test_a_command_prints_the_reward_last(capfd: pytest.CaptureFixture[str]) -> None:
+    """Graders print a report first; their standard error stays visible."""
+    environment = {**os.environ, "SCORE": "0.75"}
+    assert reward_from_command("echo 3 tests; echo report >&2; echo $SCORE; echo", environment) == Reward(0.75)
+    assert "report" in capfd.readouterr().err
+    assert "code 3" in str(reward_from_command("echo 1; exit 3", environment).error)
+    assert "no output" in str(reward_from_command("true", environment).error)
+    assert reward_from_command("echo 1; echo done", environment).value is None
+    assert reward_from_command("cat", environment).error, "it must not wait for somebody to type"
