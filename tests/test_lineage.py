@@ -179,6 +179,52 @@ def test_an_unreadable_request_has_no_parent() -> None:
         assert caught.value.code is Code.OUTPUT_MALFORMED
 
 
+def test_a_reply_may_arrive_after_all() -> None:
+    # A gateway learns later what became of a reply, and of two equal ones the client has the one that arrived.
+    ask, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
+    index = LineageIndex()
+    for call_id in ("c1", "c2"):
+        index.add(call_id, request_digests({"messages": [ask]}, [answer]))
+    request = {"messages": [ask, answer, ask]}
+    assert index.parent_of(request).resolution is ParentResolution.AMBIGUOUS
+    index.deliver("c1", Delivery.ABORTED)
+    assert index.parent_of(request).parent_call_id == "c2"
+    index.deliver("c1", Delivery.DELIVERED)
+    index.deliver("c2", Delivery.PARTIAL)
+    assert index.parent_of(request).parent_call_id == "c1"
+
+
+def test_what_only_bills_or_caches_changes_nothing() -> None:
+    # Claude Code's billing line and cache marks change with every call; each turn would look like a new system text.
+    def asked(hash_: str, place: int) -> Json:
+        system: list[Any] = [
+            {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.{hash_};"},
+            {"type": "text", "text": "Be brief.", **({"cache_control": {"type": "ephemeral"}} if place == 0 else {})},
+            "plain",
+        ]
+        tools = [{"name": "bash", "input_schema": {}, **({"cache_control": {}} if place == 1 else {})}, "odd"]
+        return {"system": system, "tools": tools, "messages": [user("2+2")]}
+
+    first, second = (request_digests(asked(*given), REPLY) for given in (("a", 0), ("b", 1)))
+    assert first == second
+    other = asked("a", 0)
+    other["system"][1]["text"] = "Be long."
+    assert request_digests(other, REPLY).system_digest != first.system_digest
+    other = asked("a", 0)
+    other["tools"][0]["name"] = "sh"
+    assert request_digests(other, REPLY).tools_digest != first.tools_digest
+
+
+def test_a_delivery_is_noted_later() -> None:
+    # The gateway learns whether a reply arrived only after the call could already be a parent.
+    calls = index(("c1", ASK, REPLY), ("c2", ASK, REPLY))
+    assert calls.parent_of(NEXT).resolution is ParentResolution.AMBIGUOUS
+    calls.deliver("c1", Delivery.PARTIAL)
+    assert parent(calls, NEXT) == "c2"
+    calls.deliver("c1", Delivery.DELIVERED)
+    assert calls.parent_of(NEXT).resolution is ParentResolution.AMBIGUOUS
+
+
 # ---- the forest --------------------------------------------------------------------------------------------
 
 

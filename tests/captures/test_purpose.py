@@ -6,12 +6,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gristmill.captures import read_lines
 from gristmill.captures.headers import Session, session_of
 from gristmill.captures.purpose import first_label, label_calls
+from gristmill.fingerprint import output_items
+from gristmill.lineage import NO_TOOLS, request_digests
 from gristmill.records import UNLABELLED, CallRecord, Capture, Exchange, Purpose, PurposeLabel
 from tests.captures.harness import NAMES, capture_of, recorded
+from tests.strategies.json_values import any_json
 
 AGENT, SUBAGENT = PurposeLabel.AGENT, PurposeLabel.SUBAGENT
 TITLE, COMPACTION = PurposeLabel.AUXILIARY, PurposeLabel.COMPACTION
@@ -265,6 +270,41 @@ def test_texts_in_other_places() -> None:
 
 def _plain_call(arguments: str) -> dict[str, Any]:
     return {"id": "t1", "function": {"name": "task", "arguments": arguments}}
+
+
+# A number that JSON could not say again must not stop the labels of a whole attempt; nor what is no conversation.
+def test_what_cannot_be_read_shows_nothing() -> None:
+    odd = {"role": "assistant", "tool_calls": [_plain_call('{"prompt": "Count the files", "n": 1e' + "9" * 4500 + "}")]}
+    labels = labels_of(attempt((FIRST, odd), ([{"role": "tool"}, user(TASK)], said(REPORT)), (FIRST, said(REPORT))))
+    assert {purpose.label for purpose in labels.values()} <= {AGENT, PurposeLabel.UNKNOWN}
+    unread = {"messages": [{"role": "user", "content": [5]}], "input": TASK}
+    exchange = Exchange(model_call_id="a", request=unread)
+    record = CallRecord(model_call_id="a", response_id="a", tools_digest=NO_TOOLS)
+    with_tools = CallRecord(model_call_id="b", response_id="b", tools_digest="t")
+    assert label_calls([record, with_tools], {"a": exchange})["a"].label is TITLE
+
+
+# Requests come from any program at all; whatever they hold, the attempt is labelled.
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.lists(any_json(), max_size=4), any_json())
+def test_any_request_is_labelled(requests: list[Any], item: Any) -> None:
+    records: list[CallRecord] = []
+    exchanges: dict[str, Exchange] = {}
+    for number, value in enumerate(requests):
+        for shape in (value, {"messages": value}, {"messages": [value], "tools": item}, {"input": [item, value]}):
+            call_id = f"c{len(records)}"
+            digests = request_digests(shape, [item])
+            record = CallRecord(
+                model_call_id=call_id,
+                response_id=call_id,
+                output_items=output_items([item]),
+                tools_digest=digests.tools_digest,
+                parent_call_id=None if number % 2 else f"c{len(records) - 1}",
+            )
+            records.append(record)
+            exchanges[call_id] = Exchange(model_call_id=call_id, request=shape)
+            first_label(session_of({}, shape), shape)
+    assert label_calls(records, exchanges).keys() == exchanges.keys()
 
 
 # At admission only the request itself is known.
