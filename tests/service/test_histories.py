@@ -46,8 +46,8 @@ def event(uuid: str, parent: str | None, kind: str = "user", **more: Any) -> Jso
 
 
 def reply(uuid: str, parent: str | None, message_id: str, block: Json, **more: Any) -> Json:
-    message = {"id": message_id, "role": "assistant", "model": "m", "content": [block]}
-    return event(uuid, parent, "assistant", message=message, **more)
+    message = {"id": message_id, "role": "assistant", "model": "m", "stop_reason": "end_turn", "content": [block]}
+    return event(uuid, parent, "assistant", **{"message": message, **more})
 
 
 def text(words: str) -> Json:
@@ -139,6 +139,17 @@ def test_claude_code_compaction_subagents_and_the_harness_itself(tmp_path: Path)
     assert [envelope["id"] for envelope in result["responses"]] == ["msg_1", "msg_2"]
 
 
+def test_claude_code_what_broke_off_is_no_reply(tmp_path: Path) -> None:
+    """The blocks that a cut stream had completed stay in the file; the reply that came instead is the one that counts."""
+    cut = {"id": "msg_cut", "model": "m", "stop_reason": None, "content": [text("Half")]}
+    lines = [event("a", None), reply("b", "a", "msg_cut", text("Half"), message=cut)]
+    claude(tmp_path, [*lines, reply("c", "b", "msg_2", text("Whole."))])
+    assert plain(read_claude_code(tmp_path, {SESSION}, SINCE_s))["response"]["id"] == "msg_2"
+    claude(tmp_path, lines)
+    older = plain(read_claude_code(tmp_path, {SESSION}, SINCE_s))
+    assert older["response"]["id"] == "msg_cut", "a version that never says how a reply ended"
+
+
 def test_claude_code_earlier_runs_of_a_session_are_left_out(tmp_path: Path) -> None:
     """A resumed session holds replies that this rollout never captured."""
     claude(
@@ -210,32 +221,62 @@ ITEMS: list[Json] = [
 ]
 
 
-def test_codex_items_as_they_were_served(tmp_path: Path) -> None:
-    """Item ids prove which call an item is of."""
-    lines = [META, line("event_msg", type="task_started"), line("turn_context", model="m")]
-    for item in ITEMS:
-        lines.append(line("response_item", **item, internal_chat_message_metadata_passthrough={"turn_id": "t"}))
-        if item["type"] in {"function_call"} or item.get("role") == "assistant":
-            lines.append(line("token_usage_record", response_id=f"resp_{item['id']}"))
-    lines.insert(3, line("response_item", type="ghost_snapshot", ghost_commit={"id": "x"}))
+def item(position: int, after: int) -> Json:
+    private = {"internal_chat_message_metadata_passthrough": {"turn_id": "t"}}
+    return {**line("response_item", **ITEMS[position], **private), "metadata": {"sampled_through_sequence": after}}
+
+
+def used(response_id: str) -> Json:
+    return line("token_usage_record", response_id=response_id)
+
+
+def test_codex_replies_as_they_were_served(tmp_path: Path) -> None:
+    """Ids of items and of responses prove which call a reply is of."""
+    lines = [
+        META,
+        line("event_msg", type="task_started"),
+        line("turn_context", model="m"),
+        line("response_item", type="ghost_snapshot", ghost_commit={"id": "x"}),
+        item(0, 0),
+        item(1, 1),
+        item(2, 1),
+        used("resp_1"),
+        item(3, 1),
+        item(4, 4),
+        used("resp_2"),
+    ]
     path = codex(tmp_path, lines)
     history = read_codex(tmp_path)
     assert history.sources == (str(path),)
+    metadata = {"session_id": "s1"}
     assert plain(history) == {
-        "response": {"id": "resp_msg_2", "output": ITEMS, "metadata": {"session_id": "s1"}},
+        "responses": [
+            {"id": "resp_1", "output": ITEMS[1:3], "metadata": metadata},
+            {"id": "resp_2", "output": ITEMS[4:], "metadata": metadata},
+        ],
+        "response": {"id": "resp_2"},
     }
 
 
-def test_codex_without_the_last_usage_names_no_reply(tmp_path: Path) -> None:
-    """The id of an earlier reply would make that one the scored one."""
-    used = line("token_usage_record", response_id="resp_1")
-    codex(tmp_path, [META, line("response_item", **ITEMS[1]), used, line("response_item", **ITEMS[4])])
-    assert "id" not in plain(read_codex(tmp_path))["response"]
+def test_codex_what_broke_off_is_no_reply(tmp_path: Path) -> None:
+    """Codex keeps the items of a stream that was cut; no call that finished served them."""
+    codex(tmp_path, [META, item(0, 0), item(1, 1), item(2, 2), used("resp_2"), item(3, 2), item(4, 4)])
+    assert plain(read_codex(tmp_path))["response"] == {
+        "id": "resp_2",
+        "output": ITEMS[2:3],
+        "metadata": {"session_id": "s1"},
+    }
+
+
+def test_codex_of_a_version_that_counts_nothing(tmp_path: Path) -> None:
+    """Without its marks the conversation is one envelope, and no reply is named."""
+    codex(tmp_path, [META, *(line("response_item", **each) for each in ITEMS)])
+    assert plain(read_codex(tmp_path)) == {"response": {"output": ITEMS, "metadata": {"session_id": "s1"}}}
 
 
 def test_codex_subagents_and_rollbacks(tmp_path: Path) -> None:
     """A sub-agent has a file of its own; a conversation that was rolled back is not what the file seems to say."""
-    codex(tmp_path, [META, line("response_item", **ITEMS[4])])
+    codex(tmp_path, [META, item(4, 0), used("resp_1")])
     codex(tmp_path, [line("session_meta", id="t2", session_id="s1"), line("response_item", **ITEMS[2])], "rollout-2")
     assert plain(read_codex(tmp_path))["response"]["output"] == [ITEMS[4]]
     codex(tmp_path, [META, line("event_msg", type="thread_rolled_back", num_turns=1)])
@@ -353,6 +394,9 @@ def opencode(path: Path, sessions: Sequence[tuple[str, str | None, str | None]],
     return path
 
 
+START, END = {"type": "step-start"}, {"type": "step-finish"}
+
+
 def stored(role: str, *parts: Json, created_ms: int = 1767312000000, **more: Any) -> Json:
     return {"role": role, "time": {"created": created_ms}, "parts": list(parts), **more}
 
@@ -364,15 +408,12 @@ def test_opencode_messages_in_their_order(tmp_path: Path) -> None:
         tmp_path / "opencode.db",
         [("ses_1", None, None), ("ses_sub", "ses_1", None)],
         [
-            stored("assistant", text("Before."), created_ms=1767225600000, finish="stop"),
+            stored("assistant", START, text("Before."), END, created_ms=1767225600000),
             stored("user", text("Do"), text("it.")),
-            stored(
-                "assistant", {"type": "step-start"}, {"type": "reasoning", "text": "Hm."}, tool, finish="tool-calls"
-            ),
-            stored("assistant", text("Half a"), error={"name": "APIError"}),
-            stored("assistant", text("Half a")),
-            stored("assistant", text("Done."), {"type": "step-finish"}, finish="stop"),
-            stored("assistant", text("Sub."), session="ses_sub", finish="stop"),
+            stored("assistant", START, text("Half a"), START, {"type": "reasoning", "text": "Hm."}, tool, END),
+            stored("assistant", START, text("Half a"), error={"name": "APIError"}),
+            stored("assistant", START, text("Done."), END),
+            stored("assistant", START, text("Sub."), END, session="ses_sub"),
         ],
     )
     result = plain(read_opencode(path, {"ses_1", "ses_sub"}, SINCE_s))

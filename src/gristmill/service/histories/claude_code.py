@@ -1,9 +1,10 @@
 """Claude Code's session files: `projects/*/<session>.jsonl` in its configuration folder.
 
 A line is an event with `uuid` and `parentUuid`; one reply stands on several lines, a content block each, that share
-`message.id`, which is the id the reply was served under. The last event and its ancestors are the conversation; what
-was rewound is not on that path. A compaction starts a new root with `logicalParentUuid`. Sub-agents have files of their
-own. Lines of `<synthetic>` replies and of API errors are the harness's words, not the model's.
+`message.id`, which is the id the reply was served under, and `message.stop_reason`, null while the reply had not ended.
+The last event and its ancestors are the conversation; what was rewound is not on that path. A compaction starts a new
+root with `logicalParentUuid`. Sub-agents have files of their own. Lines of `<synthetic>` replies and of API errors are
+the harness's words, not the model's.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def _replies(path: Path, since_s: float) -> list[Written]:
         last = events[last].parent
     blocks: dict[str, list[JsonValue]] = {}
     kept: set[str] = set()
+    ended: set[str] = set()
     for uuid, event in events.items():
         message_id = _reply_id(event, since_s)
         if message_id is None:
@@ -91,6 +93,11 @@ def _replies(path: Path, since_s: float) -> list[Written]:
         blocks.setdefault(message_id, []).extend(_content(event))
         if uuid in path_back:
             kept.add(message_id)
+        if object_in(event.line, "message", event.where).get("stop_reason") is not None:
+            ended.add(message_id)
+    if ended:
+        # Otherwise a version wrote the file that does not say it.
+        kept &= ended
     return [
         Written([{"role": "assistant", "content": content}], message_id)
         for message_id, content in blocks.items()

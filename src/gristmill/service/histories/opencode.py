@@ -1,8 +1,8 @@
 """opencode's database: tables `session`, `message` and `part` of `opencode.db` in its data folder.
 
-Columns `data` hold JSON. A reply is a message of role `assistant`; its parts in the order of their ids are `text`,
-`reasoning` and `tool` (`callID`, `state.input`) beside marks of the harness. A message that ended in an error holds
-what had arrived by then and is no reply. Sub-agents have sessions with a parent.
+Columns `data` hold JSON. In a message of role `assistant` a reply is what stands between parts `step-start` and
+`step-finish`, parts in the order of their ids: `text`, `reasoning` and `tool` (`callID`, `state.input`). A step without
+an end broke off, and what had arrived by then is no reply. Sub-agents have sessions with a parent.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ def _conversation(connection: sqlite3.Connection, session_id: str, since_s: floa
         held = [(part_id, json_object(_encoded(part), part_id)) for part_id, part in parts]
         if message.get("role") != "assistant":
             items.append({"role": "user", "content": _texts(held)})
-        elif message.get("error") is None and message.get("finish") is not None:
-            items.extend(_reply(held))
-            authored = True
+        else:
+            for step in _steps(held):
+                items.extend(_reply(step))
+                authored = True
     return items if authored else []
 
 
@@ -97,6 +98,22 @@ def _encoded(data: str | bytes) -> bytes:
 
 def _texts(parts: Iterable[tuple[str, JsonObject]]) -> str:
     return "\n".join(text_in(part, "text", part_id) or "" for part_id, part in parts if part.get("type") == "text")
+
+
+def _steps(parts: Iterable[tuple[str, JsonObject]]) -> list[list[tuple[str, JsonObject]]]:
+    """Return the parts of each step that has an end."""
+    steps: list[list[tuple[str, JsonObject]]] = []
+    step: list[tuple[str, JsonObject]] = []
+    for part_id, part in parts:
+        kind = part.get("type")
+        if kind == "step-start":
+            step = []
+        elif kind == "step-finish":
+            steps.append(step)
+            step = []
+        else:
+            step.append((part_id, part))
+    return steps
 
 
 def _reply(parts: Iterable[tuple[str, JsonObject]]) -> list[JsonValue]:
