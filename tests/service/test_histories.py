@@ -140,7 +140,7 @@ def test_claude_code_compaction_subagents_and_the_harness_itself(tmp_path: Path)
 
 
 def test_claude_code_what_broke_off_is_no_reply(tmp_path: Path) -> None:
-    """The blocks that a cut stream had completed stay in the file; the reply that came instead is the one that counts."""
+    """Blocks that a cut stream had completed stay in the file; the reply that came instead counts."""
     cut = {"id": "msg_cut", "model": "m", "stop_reason": None, "content": [text("Half")]}
     lines = [event("a", None), reply("b", "a", "msg_cut", text("Half"), message=cut)]
     claude(tmp_path, [*lines, reply("c", "b", "msg_2", text("Whole."))])
