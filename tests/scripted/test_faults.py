@@ -18,6 +18,9 @@ from tests.scripted.talk import CHAT, COMPLETIONS, TIMEOUT_S, always, ask, begun
 WORDS = {"content": "one two three four five six seven eight nine ten"}
 
 
+IDS_OF_SGLANG = {"return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True}
+
+
 def faulty(kind: str, **more: Any) -> dict[str, Any]:
     return always({**WORDS, "fault": {"kind": kind, **more}})
 
@@ -191,6 +194,31 @@ def test_ids_of_replies_and_prompts_that_lie() -> None:
         said = [ask(url, CHAT, chat(kv_transfer_params={"prompt_token_ids": ids})).json for _ in range(2)]
     assert [one["id"] for one in said] == ["chatcmpl-same"] * 2
     assert said[0]["prompt_token_ids"] != ids
+
+
+@pytest.mark.parametrize(
+    ("route", "profile", "abort"),
+    [
+        (COMPLETIONS, "vllm", "/inference/v1/abort_requests"),
+        (CHAT, "sglang", "/abort_request"),
+        (COMPLETIONS, "sglang", "/abort_request"),
+    ],
+)
+def test_aborts_of_other_streams(route: str, profile: str, abort: str) -> None:
+    """Each route and engine ends an aborted stream in its own words."""
+    script = always({"content": "word " * 200, "gap_s": 0.01}, profile=profile)
+    body = chat(stream=True, return_token_ids=False, rid="r1", **IDS_OF_SGLANG)
+    if route == COMPLETIONS:
+        del body["messages"], body["top_logprobs"]
+        body |= {"prompt": "hi", "logprobs": 1, "max_tokens": 500, "return_token_ids": True}
+    with ScriptedEngine(script).serve() as url, begun(url, route, body, X_Request_Id="r1") as response:
+        events = events_of(response)
+        first = [next(events) for _ in range(4)]
+        ask(url, abort, {"request_ids": ["cmpl-r1"], "rid": "r1"})
+        text = "".join(f"data: {event}\n\n" for event in (*first, *events))
+    choice = decode_reply(route, 200, sse=text).choices[0]
+    assert choice.reason is Code.ABORTED
+    assert 0 < len(choice.token_ids or ()) < 200
 
 
 def test_an_aborted_stream_keeps_what_was_sampled() -> None:

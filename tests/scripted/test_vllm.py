@@ -340,3 +340,47 @@ def test_end_of_turn_can_be_ignored() -> None:
         said = ask(url, CHAT, chat(ignore_eos=True, max_tokens=500)).json
     assert said["usage"]["completion_tokens"] == 500
     assert said["choices"][0]["finish_reason"] == "length"
+
+
+def test_log_probabilities_depend_on_sampling_settings_only_where_the_script_says_so() -> None:
+    """Whether values are raw or processed is measured by asking at two temperatures."""
+    found: dict[str, bool] = {}
+    for mode in ("raw", "processed"):
+        with ScriptedEngine(always({"content": "one two"}, logprobs_mode=mode)).serve() as url:
+            cold, warm = (ask(url, CHAT, chat(temperature=t)).json["choices"][0] for t in (0.2, 1.0))
+        assert cold["token_ids"] == warm["token_ids"]
+        found[mode] = cold["logprobs"] == warm["logprobs"]
+    assert found == {"raw": True, "processed": False}
+
+
+def test_a_reply_that_the_script_aborts_is_like_one_that_was_aborted() -> None:
+    """The last chunk says so and has no ids."""
+    script = always({"content": "one two three four", "cut": 3, "finish": "abort"})
+    with ScriptedEngine(script).serve() as url:
+        chunks = ask(url, CHAT, chat(stream=True)).chunks
+        body = ask(url, CHAT, chat()).json["choices"][0]
+    finish = chunks[-2]["choices"][0]
+    assert (finish["finish_reason"], finish["token_ids"]) == ("abort", [])
+    assert (body["finish_reason"], len(body["token_ids"])) == ("abort", 3)
+
+
+def test_without_ids_a_chunk_without_text_is_not_sent() -> None:
+    """vLLM sends nothing for a control token unless ids are asked for."""
+    with ScriptedEngine(always(TALK, thinking=True)).serve() as url:
+        with_ids = ask(url, CHAT, chat(stream=True)).chunks
+        without = ask(url, CHAT, chat(stream=True, return_token_ids=False)).chunks
+    assert len(without) < len(with_ids)
+    assert all(chunk["choices"][0]["delta"] for chunk in without[:-2])
+
+
+def test_tokens_of_text_and_text_of_tokens() -> None:
+    """What cannot be tokenised or decoded is refused."""
+    with ScriptedEngine(always({"content": "ok"})).serve() as url:
+        strings = ask(url, "/tokenize", {"prompt": "run it", "return_token_strs": True}).json
+        assert strings["token_strs"] == [the_tokenizer().decode((token,)) for token in strings["tokens"]]
+        assert ask(url, "/tokenize", {}).status == 400
+        assert ask(url, "/detokenize", {"tokens": "x"}).status == 400
+        assert ask(url, "/detokenize", {"tokens": [10**6]}).status == 400
+        rendered = ask(url, f"{COMPLETIONS}/render", {"model": "scripted", "prompt": ["a", "b"]}).json
+        assert [one["token_ids"] for one in rendered] == [the_tokenizer().encode(text) for text in "ab"]
+        assert ask(url, f"{COMPLETIONS}/render", {"model": "x", "prompt": "a"}).status == 404

@@ -65,10 +65,6 @@ class Answer(NamedTuple):
     def prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
 
-    @property
-    def completion_tokens(self) -> int:
-        return sum(len(choice.generation.sampled.ids) for choice in self.choices)
-
     def versions(self, count: int) -> list[VersionSpan]:
         """Return the weight versions of a choice of so many ids."""
         change = self.behaviour.weights
@@ -119,4 +115,9 @@ def chunks_of(answer: Answer, choice: Choice) -> tuple[Chunk, ...]:
     interval = answer.asked.body.get("stream_interval")
     if how == "one" and type(interval) is int and interval > 1:
         how = interval
-    return chunk_sizes(len(choice.generation.sampled.ids), how, choice.generation.seed)
+    chunks = chunk_sizes(len(choice.generation.sampled.ids), how, choice.generation.seed)
+    if choice.generation.stream_finish == "abort" and chunks[-1].end > chunks[-1].start:
+        # An engine learns of an abort after it has sent what was sampled.
+        count = chunks[-1].end
+        chunks = (*chunks[:-1], chunks[-1]._replace(last=False), Chunk(count, count, True))
+    return chunks

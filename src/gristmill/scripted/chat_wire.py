@@ -20,13 +20,23 @@ from gristmill.scripted.script import Wrong
 from gristmill.scripted.token_json import chat_logprobs, prompt_logprobs
 from gristmill.scripted.wire import Sent, dumps, fingerprint, logprob_salt, metrics, usage
 
-__all__ = ["PlainChat", "VllmChat", "call_key", "joined", "shown_ids"]
+__all__ = [
+    "PlainChat",
+    "Tails",
+    "VllmChat",
+    "call_json",
+    "joined",
+    "shown_ids",
+    "shown_prompt",
+    "wants_usage",
+    "whole_calls",
+]
 
 JsonObject = dict[str, Any]
 
 _CALL_MARK: Final = b"@call-id-of-gristmill@"
 _MARK_TEXT: Final = _CALL_MARK.decode()
-_CACHED: Final = 2048
+_CACHED: Final = 512
 
 
 def call_key(answer: Answer, index: int) -> str:
@@ -85,12 +95,30 @@ def call_json(piece: CallPiece, prefix: str) -> JsonObject:
     }
 
 
-def with_call_ids(tails: Sequence[bytes | None], answer: Answer, index: int) -> Sequence[bytes | None]:
-    """Write the ids of this reply's calls into tails that are the same for other replies."""
-    if not any(tail is not None and _CALL_MARK in tail for tail in tails):
-        return tails
-    key = call_key(answer, index).encode()
-    return [tail and tail.replace(_CALL_MARK, key) for tail in tails]
+class Tails(NamedTuple):
+    """Encoded chunks of a choice, the same for every reply with this generation.
+
+    Attributes:
+        tails: one for each chunk, None where nothing is sent.
+        marked: which of them hold marks in place of the ids of calls.
+    """
+
+    tails: tuple[bytes | None, ...]
+    marked: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tails: Sequence[bytes | None]) -> Tails:
+        """Find the marks."""
+        return cls(tuple(tails), tuple(at for at, tail in enumerate(tails) if tail and _CALL_MARK in tail))
+
+    def with_call_ids(self, answer: Answer, index: int) -> Sequence[bytes | None]:
+        """Return the tails with the ids of this reply's calls."""
+        if not self.marked:
+            return self.tails
+        key, written = call_key(answer, index).encode(), list(self.tails)
+        for at in self.marked:
+            written[at] = (written[at] or b"").replace(_CALL_MARK, key)
+        return written
 
 
 class _Style(NamedTuple):
@@ -143,7 +171,7 @@ class VllmChat:
             fingerprint=fingerprint(answer) if last and not wants_usage(answer) else None,
         )
         tails = _tails(choice.generation, choice.number, chunks_of(answer, choice), style)
-        return with_call_ids(tails, answer, choice.number)
+        return tails.with_call_ids(answer, choice.number)
 
     def aborted(self, answer: Answer, choice: Choice) -> bytes:
         ended = {**_ended(choice), "finish_reason": "abort", "stop_reason": None}
@@ -232,7 +260,7 @@ class PlainChat:
             plain=True,
         )
         tails = _tails(choice.generation, choice.number, chunks_of(answer, choice), style)
-        return with_call_ids(tails, answer, choice.number)
+        return tails.with_call_ids(answer, choice.number)
 
     def aborted(self, answer: Answer, choice: Choice) -> bytes:
         return dumps({"choices": [{**_ended(choice), "finish_reason": "abort"}]})[1:]
@@ -309,7 +337,7 @@ def whole_calls(answer: Answer, choice: Choice, prefix: str) -> list[JsonObject]
 
 
 @lru_cache(_CACHED)
-def _tails(generation: Generation, index: int, chunks: tuple[Chunk, ...], style: _Style) -> tuple[bytes | None, ...]:
+def _tails(generation: Generation, index: int, chunks: tuple[Chunk, ...], style: _Style) -> Tails:
     wrong = style.wrong
     entries = None if style.wanted is None else chat_logprobs(generation, style.wanted, style.salt, wrong.logprobs)
     ids = shown_ids(generation.sampled.ids, wrong) if style.ids and style.reasoning else None
@@ -338,7 +366,7 @@ def _tails(generation: Generation, index: int, chunks: tuple[Chunk, ...], style:
         if chunk.last and style.fingerprint is not None:
             tail["system_fingerprint"] = style.fingerprint
         tails.append(dumps(tail)[1:])
-    return tuple(tails)
+    return Tails.of(tails)
 
 
 def _delta(delta: Delta, style: _Style) -> JsonObject:

@@ -14,7 +14,6 @@ from gristmill.scripted.chat_wire import shown_ids, shown_prompt, wants_usage
 from gristmill.scripted.generation import Choice
 from gristmill.scripted.logprobs import logprobs
 from gristmill.scripted.token_json import completions_logprobs, prompt_logprobs
-from gristmill.scripted.tokenizer import the_tokenizer
 from gristmill.scripted.wire import Sent, dumps, fingerprint, logprob_salt, metrics, usage
 
 __all__ = ["Completions"]
@@ -165,8 +164,3 @@ class Completions:
                 spans = answer.versions(len(choice.generation.sampled.ids))
                 made["weight_versions"] = [span._asdict() for span in spans]
         return made
-
-
-def prompt_ids(prompt: str | list[int]) -> list[int]:
-    """Return the ids of a Completions prompt."""
-    return the_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt

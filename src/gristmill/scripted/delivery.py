@@ -100,16 +100,18 @@ class _Stream:
         await self._connection.head(200, _STREAM, packed=bool(self._answer.behaviour.gzip))
         chunks = 0
         for event in events(self._wire, self._answer):
-            broken = await self._break(event, chunks)
-            if broken is not None:
-                return Outcome(200, broken, tuple(self._sent.ids))
+            if self._fault is not None:
+                broken = await self._break(event, chunks)
+                if broken is not None:
+                    return Outcome(200, broken, tuple(self._sent.ids))
             if self._interruption.reason is not None and (event.counts or self._interruption.reason != "aborted"):
                 return await self._interrupted()
             await self._connection.piece(event.data)
             self._sent = event.sent
             if event.counts:
                 chunks += 1
-                await self._interruption.pause(self._gap_s)
+                if self._gap_s:
+                    await self._interruption.pause(self._gap_s)
         await self._connection.piece(b"", more=False)
         return Outcome(200, "complete", tuple(self._sent.ids))
 

@@ -198,8 +198,7 @@ class ScriptedEngine:
         body = _json_object(await connection.read())
         if self.script.settings.profile == "vllm" and not self.script.settings.scale_out:
             raise _scale_out_disabled()
-        given = body.get("request_ids") or [body.get("rid")]
-        for name in cast("list[Any]", given):
+        for name in (*cast("list[Any]", body.get("request_ids") or ()), body.get("rid")):
             running = self._running.get(str(name))
             if running is not None:
                 running.happen("aborted")

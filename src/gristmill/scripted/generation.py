@@ -16,7 +16,7 @@ from gristmill.scripted.tokenizer import the_tokenizer
 
 __all__ = ["Choice", "Generation", "Parsers", "Text", "generate"]
 
-_CACHED: Final = 4096
+_CACHED: Final = 1024
 
 
 class Text(NamedTuple):

@@ -53,7 +53,7 @@ def _values(words: Words) -> npt.NDArray[np.float32]:
     return np.multiply(left * right, _SCALE, dtype=np.float32)
 
 
-@lru_cache(4096)
+@lru_cache(1024)
 def logprobs(seed: int, ids: tuple[int, ...]) -> tuple[float, ...]:
     """Return the log-probabilities of sampled ids, in nats.
 

@@ -21,7 +21,7 @@ from gristmill.scripted.tokenizer import END_OF_TURN, Tokenizer, the_tokenizer
 
 __all__ = ["Limits", "Sampled", "sample"]
 
-_CACHED: Final = 4096
+_CACHED: Final = 1024
 _SPLIT_SALT: Final = 0x5B17
 
 

@@ -14,13 +14,13 @@ from typing import Any, Final
 from gristmill.scripted.answer import Answer, Chunk, chunks_of
 from gristmill.scripted.asked import Asked, EngineRefused, Logprobs
 from gristmill.scripted.chat_wire import (
+    Tails,
     call_json,
     joined,
     shown_ids,
     shown_prompt,
     wants_usage,
     whole_calls,
-    with_call_ids,
 )
 from gristmill.scripted.generation import Choice, Generation
 from gristmill.scripted.logprobs import logprobs
@@ -66,7 +66,7 @@ class SglangChat:
         wrong = answer.wrong
         wanted = None if wrong.logprobs == "missing" else answer.asked.logprobs
         tails = _tails(choice.generation, choice.number, chunks_of(answer, choice), wanted, logprob_salt(answer), wrong)
-        return with_call_ids(tails, answer, choice.number)
+        return tails.with_call_ids(answer, choice.number)
 
     def aborted(self, answer: Answer, choice: Choice) -> bytes:
         return _finish_chunk(choice.number, "abort", None)
@@ -202,7 +202,7 @@ def _meta_info(answer: Answer, choice: Choice) -> JsonObject:
     return said
 
 
-@lru_cache(2048)
+@lru_cache(512)
 def _tails(
     generation: Generation,
     index: int,
@@ -210,7 +210,7 @@ def _tails(
     wanted: Logprobs | None,
     salt: int,
     wrong: Wrong,
-) -> tuple[bytes | None, ...]:
+) -> Tails:
     entries = None if wanted is None else chat_logprobs(generation, wanted, salt, wrong.logprobs)
     tails: list[bytes | None] = []
     for chunk in chunks:
@@ -228,4 +228,4 @@ def _tails(
         made = _chunk_choice(index, said)
         made["logprobs"] = {"content": here} if here else None
         tails.append(dumps({"choices": [made]})[1:])
-    return tuple(tails)
+    return Tails.of(tails)

@@ -42,7 +42,7 @@ SKIPPED: Final = frozenset({"<|endoftext|>", "<|im_start|>", END_OF_TURN})
 """Control tokens that are left out of decoded text; the others are text to the parsers."""
 
 _VOCABULARY: Final = "vocabulary.txt"
-_CACHED_PIECES: Final = 8192
+_CACHED_PIECES: Final = 2048
 _PIECES: Final = re.compile("(" + "|".join(map(re.escape, CONTROL_TOKENS)) + ")")
 
 
