@@ -44,8 +44,8 @@ _NOTES: Final[Mapping[str, str]] = {
     "fault: it stands in the funnel.",
     "Checks of `verify` over finished rows.": "One a finding.",
     "The ledger.": "These end a command, or a write of a gateway.",
-    "The gateway refuses a request, or a call fails in it.": "In the error a harness is answered with, in the log, and in "
-    "`unusable_detail` of the failed call.",
+    "The gateway refuses a request, or a call fails in it.": "In the error a harness is answered with, in the log, and "
+    "in `unusable_detail` of the failed call.",
     "Files, options, environment.": "These end a command.",
 }
 

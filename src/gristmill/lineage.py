@@ -22,6 +22,7 @@ from gristmill.fingerprint import FINGERPRINT_VERSION, encode_atom, utf8
 from gristmill.records import Atom, Delivery, ParentResolution
 
 __all__ = [
+    "BILLING_TEXT",
     "MISSING_PARENT",
     "NO_PARENT",
     "NO_TOOLS",
@@ -38,6 +39,8 @@ NO_PARENT: Final = -1
 MISSING_PARENT: Final = -2
 
 _CHAIN_START: Final = f"gristmill-chain-{FINGERPRINT_VERSION}\n".encode()
+BILLING_TEXT: Final = "x-anthropic-billing-header"
+"""Begins a system block that says what a request is billed as; it changes by the call and never reaches a model."""
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _REASONING: Final = frozenset({"reasoning", "reasoning_payload"})
 _UNDELIVERED: Final = frozenset({Delivery.ABORTED, Delivery.PARTIAL})
@@ -157,20 +160,37 @@ def _extend(chain: _Chain, turn: Turn) -> None:
 
 def _system_digest(request: Mapping[str, JsonValue]) -> str:
     """Digest what the system and developer texts say, wherever the dialect puts them."""
-    parts: list[JsonValue] = [request.get("system"), request.get("instructions")]
+    parts: list[JsonValue] = [_system_text(request.get("system")), request.get("instructions")]
     for key in ("messages", "input"):
         messages = request.get(key)
-        if isinstance(messages, list):
-            parts.extend(
-                strip_transport(cast(Mapping[str, JsonValue], message))
-                for message in cast(list[JsonValue], messages)
-                if isinstance(message, dict) and _is_system(cast(dict[str, JsonValue], message).get("role"))
-            )
+        for message in cast(list[JsonValue], messages) if isinstance(messages, list) else ():
+            if isinstance(message, dict) and _is_system(cast(dict[str, JsonValue], message).get("role")):
+                said = strip_transport(cast(Mapping[str, JsonValue], message))
+                parts.append({**said, "content": _system_text(said.get("content"))})
     return sha256(utf8(canonical_text(parts))).hexdigest()
 
 
+def _system_text(blocks: JsonValue) -> JsonValue:
+    """Leave out what a client says to whoever bills or caches a request: the model is not told."""
+    if not isinstance(blocks, list):
+        return blocks
+    kept: list[JsonValue] = []
+    for value in cast(list[JsonValue], blocks):
+        block = strip_transport(cast(Mapping[str, JsonValue], value)) if isinstance(value, dict) else value
+        text = cast(dict[str, JsonValue], block).get("text") if isinstance(block, dict) else None
+        if not (isinstance(text, str) and text.startswith(BILLING_TEXT)):
+            kept.append(block)
+    return kept
+
+
 def _tools_digest(request: Mapping[str, JsonValue]) -> str:
-    tools: JsonValue = request.get("tools") or None
+    given = request.get("tools")
+    tools: JsonValue = None
+    if isinstance(given, list) and given:
+        tools = [
+            strip_transport(cast(Mapping[str, JsonValue], tool)) if isinstance(tool, dict) else tool
+            for tool in cast(list[JsonValue], given)
+        ]
     return sha256(utf8(canonical_text(tools, "$.tools"))).hexdigest()
 
 

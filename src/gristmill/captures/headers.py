@@ -16,6 +16,7 @@ import msgspec
 
 from gristmill.canonical import JsonValue
 from gristmill.captures.reply import encodable
+from gristmill.lineage import BILLING_TEXT
 
 __all__ = ["KEPT_HEADERS", "KeptHeaders", "Session", "billing_text", "kept_headers", "session_of"]
 
@@ -50,7 +51,6 @@ KEPT_HEADERS: Final = frozenset(
 )
 """Names, in lower case, of the headers that are kept."""
 
-_BILLING: Final = "x-anthropic-billing-header"
 _MOST_CHARS: Final = 512
 """Longest name of a session; what is longer is none."""
 
@@ -121,7 +121,7 @@ def kept_headers(headers: Mapping[str, str]) -> KeptHeaders:
 def billing_text(block: JsonValue) -> str | None:
     """Return the text of a system block that says what a request is billed as, which changes by the call."""
     text = cast("dict[str, JsonValue]", block).get("text") if isinstance(block, dict) else None
-    return text if isinstance(text, str) and text.startswith(_BILLING) else None
+    return text if isinstance(text, str) and text.startswith(BILLING_TEXT) else None
 
 
 def session_of(headers: Mapping[str, str], body: JsonValue) -> Session:

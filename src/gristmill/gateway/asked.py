@@ -99,7 +99,7 @@ async def read_request(
     translated = front.translate(body, await _history_of(body, front, history))
     evidence = exact if translated.understood is body or translated.understood is parsed else translated.understood
     session = session_of(headers, evidence)
-    digest = request_digest(evidence)
+    digest = request_digest(evidence, session)
     parent = _parent(attempt, evidence)
     return Asked(
         body=body,
@@ -119,7 +119,8 @@ async def read_request(
 async def _history_of(body: JsonObject, front: Front, history: ReadHistory) -> HistoryOf:
     """Read the conversations that a request refers to before it is translated, which cannot wait."""
     named = responses_named(body) if front.dialect is Dialect.RESPONSES else ()
-    return (await history(named) if named else {}).get
+    found: Mapping[str, Sequence[Any]] = await history(named) if named else {}
+    return found.get
 
 
 def _parent(attempt: Attempt, evidence: JsonValue) -> ParentLink:

@@ -27,7 +27,7 @@ async def _exchanges(desk: Desk, attempt: Attempt) -> Mapping[str, Exchange]:
 async def conversations(desk: Desk, attempt: Attempt, response_ids: Sequence[str]) -> dict[str, list[Any]]:
     """Read back the conversations that end with responses, each its input, then its output; those captured."""
     known = {named: calls[0] for named in response_ids if (calls := attempt.calls_of(named))}
-    exchanges = await _exchanges(desk, attempt) if known else {}
+    exchanges: Mapping[str, Exchange] = await _exchanges(desk, attempt) if known else {}
     found: dict[str, list[Any]] = {}
     for named, call_id in known.items():
         exchange = exchanges.get(call_id)
