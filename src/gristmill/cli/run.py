@@ -134,10 +134,11 @@ def _tell(report: Report, *, as_json: bool) -> None:
         sys.stdout.write(json_text(msgspec.to_builtins(report)) + "\n")
         return
     from gristmill.cli.funnel import funnel_text
+    from gristmill.cli.plural import counted
     from gristmill.cli.screen import remark
 
     outcome, arrow = report.outcome, "→"
-    verdict = f"selected, {outcome.rows} rows" if outcome.code is None else f"rejected: {outcome.code}"
+    verdict = f"selected, {counted(outcome.rows, 'row')}" if outcome.code is None else f"rejected: {outcome.code}"
     remark("rollout", f"{report.rollout_id}  attempt {report.attempt}  {report.policy}  {verdict}")
     if outcome.message is not None:
         remark("note", f"{outcome.message} (at {outcome.where})")

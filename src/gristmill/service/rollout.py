@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,8 @@ from gristmill.service.outcome import Outcome
 from gristmill.service.place import Place, open_place
 
 __all__ = ["Rollout", "rollout"]
+
+_LOG_LEVEL: Final = "GRISTMILL_LOG_LEVEL"
 
 
 class Rollout:
@@ -230,7 +233,10 @@ def rollout(  # noqa: PLR0913  each of them is a choice of its own
         ConfigError: `option_invalid`, a setting; the others when the block is entered.
     """
     upstreams = [upstream] if isinstance(upstream, str) else upstream
-    given = {"ledger": ledger, "admin_key_file": admin_key_file, "upstreams": upstreams}
+    given: dict[str, Any] = {"ledger": ledger, "admin_key_file": admin_key_file, "upstreams": upstreams}
+    if _LOG_LEVEL not in os.environ:
+        # The log of a gateway beside one's own program is for when something is wrong.
+        given["log_level"] = "warning"
     flags = {name: value for name, value in given.items() if value is not None} | dict(settings or {})
 
     def read(**more: Any) -> GatewayConfig:
