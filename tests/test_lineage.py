@@ -215,6 +215,40 @@ def test_what_only_bills_or_caches_changes_nothing() -> None:
     assert request_digests(other, REPLY).tools_digest != first.tools_digest
 
 
+CALL = {"id": "t1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+RESULT = {"role": "tool", "tool_call_id": "t1", "content": "ok"}
+
+
+def test_white_space_between_thought_and_call_may_be_dropped() -> None:
+    # Qwen3's usual tool turn has such a text; Claude Code and pi do not send it back, and every turn lost its parent.
+    served = [said("\n\n", reasoning="hm", tool_calls=[CALL])]
+    calls = index(("c1", ASK, served))
+    for echo in (said("\n\n", reasoning="hm", tool_calls=[CALL]), said("", reasoning="hm", tool_calls=[CALL])):
+        assert parent(calls, {"messages": [user("2+2"), echo, RESULT]}) == "c1"
+    assert parent(calls, {"messages": [user("2+2"), said("", tool_calls=[CALL]), RESULT]}) == "c1"
+    items = [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "t1", "name": "bash", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "t1", "output": "ok"},
+    ]
+    assert parent(calls, {"input": [user("2+2"), *items]}) == "c1"
+
+
+def test_an_empty_message_beside_a_reply_is_nothing() -> None:
+    # opencode leaves one in its history after a stream that was cut.
+    calls = index(("c1", ASK, REPLY))
+    assert parent(calls, {"messages": [user("2+2"), said(""), said("4"), user("3+3")]}) == "c1"
+    assert parent(calls, {"messages": [user("2+2"), said("4"), said(""), user("3+3")]}) == "c1"
+
+
+def test_white_space_alone_is_what_was_said() -> None:
+    # Where nothing else was said, dropping it would make two conversations one.
+    calls = index(("c1", ASK, [said("\n\n")]), ("c2", ASK, [said(" ")]))
+    assert parent(calls, {"messages": [user("2+2"), said("\n\n"), user("3+3")]}) == "c1"
+    assert parent(calls, {"messages": [user("2+2"), said(" "), user("3+3")]}) == "c2"
+    assert parent(calls, {"messages": [user("2+2"), user("3+3")]}) is None
+
+
 def test_a_delivery_is_noted_later() -> None:
     # The gateway learns whether a reply arrived only after the call could already be a parent.
     calls = index(("c1", ASK, REPLY), ("c2", ASK, REPLY))

@@ -2,7 +2,8 @@
 
 Invariant: a parent is the call whose *request + reply* is exactly the beginning of the new request's conversation, by
 chained digests over canonical atoms; a changed earlier text has no parent, and equal candidates are ambiguous. System
-and developer text only mark their position in the chain; tools stand apart.
+and developer text only mark their position in the chain; tools stand apart; of what a model said, white space alone is
+nothing beside anything else.
 
 Not here: token prefixes (tokens, reconstruction) and membership (selection): a parent is evidence, nothing more.
 """
@@ -38,7 +39,7 @@ __all__ = [
 NO_PARENT: Final = -1
 MISSING_PARENT: Final = -2
 
-_CHAIN_START: Final = f"gristmill-chain-{FINGERPRINT_VERSION}\n".encode()
+_CHAIN_START: Final = f"gristmill-chain-2-{FINGERPRINT_VERSION}\n".encode()
 BILLING_TEXT: Final = "x-anthropic-billing-header"
 """Begins a system block that says what a request is billed as; it changes by the call and never reaches a model."""
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
@@ -158,6 +159,32 @@ def _extend(chain: _Chain, turn: Turn) -> None:
         chain.add(atom)
 
 
+def _runs(turns: Iterable[Turn]) -> Iterator[Turn]:
+    """Put what a model said in one go into one turn, and leave out of it what says nothing.
+
+    Harnesses drop text that is white space alone, which chat templates leave between reasoning and a tool call, and
+    some add an empty message of their own. Where a model said nothing else, that is what it said.
+    """
+    said: list[Atom] = []
+    spoke = False
+    for turn in turns:
+        if turn.authored:
+            spoke = True
+            said += turn.atoms
+            continue
+        if spoke:
+            yield Turn(True, "", _substance(said))
+            said, spoke = [], False
+        yield turn
+    if spoke:
+        yield Turn(True, "", _substance(said))
+
+
+def _substance(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
+    kept = tuple(atom for atom in atoms if atom.kind != "empty" and (atom.kind != "text" or atom.text.strip()))
+    return kept or tuple(atoms)
+
+
 def _system_digest(request: Mapping[str, JsonValue]) -> str:
     """Digest what the system and developer texts say, wherever the dialect puts them."""
     parts: list[JsonValue] = [_system_text(request.get("system")), request.get("instructions")]
@@ -209,7 +236,7 @@ def request_digests(request: JsonValue, served: Sequence[JsonValue]) -> RequestD
     body = cast(Mapping[str, JsonValue], request)
     chain = _Chain()
     try:
-        for turn in conversation(body):
+        for turn in _runs(conversation(body)):
             _extend(chain, turn)
         context = chain.full
         system, tools = _system_digest(body), _tools_digest(body)
@@ -217,7 +244,7 @@ def request_digests(request: JsonValue, served: Sequence[JsonValue]) -> RequestD
     except SelectionError:
         # Not hidden: a call without lineage keys is never anyone's parent, and says so by having none.
         return RequestDigests()
-    for turn in reply:
+    for turn in _runs(reply):
         _extend(chain, turn)
     if not reply:
         return RequestDigests(context_digest=context, system_digest=system, tools_digest=tools)
@@ -261,7 +288,7 @@ class LineageIndex:
         chain = _Chain()
         found: list[str] = []
         behind = False
-        for turn in conversation(body):
+        for turn in _runs(conversation(body)):
             if not turn.authored:
                 _extend(chain, turn)
                 continue

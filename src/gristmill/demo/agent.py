@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -100,7 +100,7 @@ class _Endpoint:
             headers = {**self._headers, "x-retry-count": str(attempt)}
             try:
                 return self._once(urllib.request.Request(self._url, body, headers))
-            except (_BrokenOff, urllib.error.HTTPError):
+            except (_BrokenOff, HTTPException, OSError):
                 if attempt == _TRIES - 1:
                     raise
         raise AssertionError

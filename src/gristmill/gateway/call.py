@@ -48,6 +48,9 @@ _FAULT_STATUS: Final = {
     UpstreamFault.PROTOCOL: 502,
 }
 _TOO_LONG: Final = ("context length", "maximum model length", "max_model_len", "longer than the model")
+_BROKEN: Final = frozenset({Code.ENGINE_LOST, Code.ENGINE_UNREACHABLE, Code.NOT_DURABLE})
+"""A stream that breaks for these ends as a broken stream does: every harness asks again then, and some take an error
+event for the end of their run. Responses has an event for it that its clients ask again after."""
 _LINGER_s: Final = 0.2
 """How long an engine may take to end its body after the protocol's end."""
 _EVENT_STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -405,7 +408,10 @@ class Call:
         if self._client.gone:
             return
         if self._client.started:
-            await self._client.end(self._encoder.failure(status, message))
+            if code not in _BROKEN or self._front.dialect is Dialect.RESPONSES:
+                await self._client.end(self._encoder.failure(status, message))
+            else:
+                self._client.drop()
             return
         headers = self._headers()
         if retry_after is not None or status == 503:

@@ -72,6 +72,10 @@ class Client:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         return not self.gone
 
+    def drop(self) -> None:
+        """Leave a stream as it is: the server closes a connection whose answer was not completed."""
+        self.ended = True
+
     async def answer(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> bool:
         """Send a whole JSON answer; True as `end`."""
         await self.start(
