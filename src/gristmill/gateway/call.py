@@ -35,7 +35,7 @@ from gristmill.gateway.keeping import Ended, Intent, Order, keep
 from gristmill.gateway.outcome import admitted_ids, as_aborted, as_failed, unfinished
 from gristmill.gateway.upstream.protocol import Ask, UpstreamError, UpstreamFault, UpstreamReply
 from gristmill.ledger.writes import Admit
-from gristmill.records import CallRecord, Delivery
+from gristmill.records import CallRecord, Delivery, Dialect
 
 __all__ = ["Call", "Ending"]
 
