@@ -20,8 +20,23 @@ __all__ = ["Asked", "EngineRefused", "Logprobs", "Tool", "read_chat", "read_comp
 JsonObject = dict[str, Any]
 
 MAX_LOGPROBS: Final = 20
-_UNCOUNTED: Final = frozenset({"stream", "stream_options", "request_id", "rid", "metadata", "user"})
-"""Fields in which a repeated request may differ from the first."""
+_UNCOUNTED: Final = frozenset(
+    {
+        "include_reasoning",
+        "logprobs",
+        "metadata",
+        "request_id",
+        "return_meta_info",
+        "return_prompt_token_ids",
+        "return_token_ids",
+        "return_weight_versions",
+        "rid",
+        "stream",
+        "stream_options",
+        "user",
+    }
+)
+"""Fields in which a repeated request may differ from the first: a gateway asks for more once it knows the engine."""
 
 
 class EngineRefused(Exception):
