@@ -26,7 +26,7 @@ CORE_FILES := $(subst $(comma),$(comma)src/gristmill/,src/gristmill/$(CORE),$(CO
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- environment -----------------------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ setup-dev: .venv/.stamp-dev ## the same, with everything the checks need
 # ---- use -------------------------------------------------------------------------------------------------------------
 
 .PHONY: demo bench
-demo: setup ## the main job on recorded engine calls
+demo: setup ## the main job: an agent captured live, and recorded rollouts
 	@$(BIN)/gristmill demo
 
 bench: setup ## benchmarks: medians and ratios to a floor measured in the same run
@@ -69,7 +69,7 @@ bench: setup ## benchmarks: medians and ratios to a floor measured in the same r
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-all lint type imports docs oracle
+.PHONY: test test-all lint type imports docs oracle e2e-vllm e2e-harness load
 test: setup-dev ## the quick tests: no slow, no end-to-end ones
 	$(BIN)/python -m pytest -m "not slow and not e2e" $(ARGS)
 
@@ -92,6 +92,16 @@ docs: setup-dev ## run the documentation's snippets, check that generated refere
 
 oracle: setup-dev ## long property run against the brute-force oracle
 	$(BIN)/python -m tests.properties.long_run $(ARGS)
+
+# Slow and heavy: each sets up what it needs below ~/.cache/gristmill-e2e, once.
+e2e-vllm: setup-dev ## a real vLLM on CPU behind the gateway: ids of rows are the engine's
+	bash tests/e2e/vllm.sh $(ARGS)
+
+e2e-harness: setup-dev ## real harnesses through the gateway, offline
+	bash tests/e2e/harness.sh $(ARGS)
+
+load: setup-dev ## 1,000 rollouts while the gateway is killed and restarted
+	$(BIN)/python -m tests.gateway.load $(ARGS)
 
 # ---- upkeep ----------------------------------------------------------------------------------------------------------
 

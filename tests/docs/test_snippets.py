@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from gristmill.gateway.settings import load_settings
 from tests.docs.console import commands, make_sandbox, matches, run, trimmed, wrapped
 from tests.docs.pages import ROOT, Fence, fences, name_of, pages
 
-RUN = {"console", "python", "output", "json"}
+RUN = {"console", "python", "output", "json", "toml"}
 SHOWN = {"text", "sh"}
 
 
@@ -72,6 +73,15 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
             assert wrapped(printed) == fence.lines, f"{name_of(page)}:{fence.line}: it prints\n{printed}"
             printed = ""
     assert not printed, f"{name_of(page)}: the last block prints, and no output block says what"
+
+
+@pytest.mark.parametrize("page", _pages_with("toml"), ids=name_of)
+def test_toml_blocks_are_settings(page: Path, tmp_path: Path) -> None:
+    """A reader copies them into a configuration file."""
+    for fence in _fences(page):
+        if fence.language == "toml":
+            (tmp_path / "gristmill.toml").write_text(fence.text, encoding="utf-8")
+            assert load_settings({}, environment={}, file=tmp_path / "gristmill.toml").upstreams
 
 
 @pytest.mark.parametrize("page", _pages_with("json"), ids=name_of)
