@@ -25,5 +25,5 @@ if ! node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 
 fi
 
 cd "$repository"
-PYTHONPATH="src:." E2E_PATH="$path:$(dirname "$(command -v node)"):/usr/local/bin:/usr/bin:/bin" \
+PYTHONPATH="$repository/src:$repository" E2E_PATH="$path:$(dirname "$(command -v node)"):/usr/local/bin:/usr/bin:/bin" \
   exec "$gristmill" -m tests.e2e.harness "$@"

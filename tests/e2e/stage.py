@@ -22,7 +22,7 @@ from typing import Any
 from gristmill.ledger import AttemptKey, SqliteReader, read_holder
 from gristmill.records import Capture
 
-__all__ = ["COMMAND", "Gateway", "Rollout", "gateway", "gristmill", "process", "until"]
+__all__ = ["COMMAND", "Gateway", "Rollout", "captured", "gateway", "gristmill", "process", "until"]
 
 Json = dict[str, Any]
 
@@ -77,6 +77,15 @@ def gristmill(*words: str, check: bool = True) -> subprocess.CompletedProcess[st
     if check and done.returncode != 0:
         raise RuntimeError(f"gristmill {' '.join(words)}: status {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done
+
+
+def captured(ledger: Path, key: AttemptKey) -> Capture:
+    """Read an attempt out of a ledger's file."""
+    reader = SqliteReader(ledger)
+    try:
+        return reader.read(key, exchanges=True)[0]
+    finally:
+        reader.close()
 
 
 @dataclass(frozen=True)
@@ -134,11 +143,7 @@ class Gateway:
 
     def captured(self, rollout: Rollout) -> Capture:
         """Read an attempt out of the ledger's file."""
-        reader = SqliteReader(self.ledger)
-        try:
-            return reader.read(rollout.attempt_key, exchanges=True)[0]
-        finally:
-            reader.close()
+        return captured(self.ledger, rollout.attempt_key)
 
     def settled(self, rollout: Rollout, calls: int) -> Capture:
         """Wait until so many calls have an outcome and none is running, and read them."""

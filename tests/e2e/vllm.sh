@@ -23,5 +23,5 @@ if ! made "$E2E_CACHE/model" "$recipe"; then
 fi
 
 cd "$repository"
-PYTHONPATH="src:." E2E_VLLM_PYTHON="$venv/bin/python" E2E_MODEL="$E2E_CACHE/model" E2E_CACHE="$E2E_CACHE" \
+PYTHONPATH="$repository/src:$repository" E2E_VLLM_PYTHON="$venv/bin/python" E2E_MODEL="$E2E_CACHE/model" E2E_CACHE="$E2E_CACHE" \
   exec "$gristmill" -m tests.e2e.vllm "$@"

@@ -28,7 +28,7 @@ async def main(dialect: str, how: str, model: str, task: str, history: Path) -> 
     else:
         result = await Runner.run(agent, task)
     items = [item if isinstance(item, dict) else item.model_dump() for item in result.to_input_list()]
-    history.write_text(json.dumps(items))
+    history.write_text(json.dumps({"response": {"output": items}}))
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], Path(sys.argv[5])))

@@ -14,6 +14,7 @@ class ClaudeCode:
     shell = "Bash"
     makes_title = True
     options: tuple[str, ...] = ()
+    plain_use = True
     delegates = "Agent"
 
     def launch(self, endpoint: Endpoint, folder: Folder, task: str, *, again: bool = False) -> Launch:
@@ -27,6 +28,9 @@ class ClaudeCode:
                 "IS_SANDBOX": "1",  # else it refuses to work as root without asking
             },
         )
+
+    def plain(self, folder: Folder, task: str) -> Launch:
+        return Launch(["claude", "-p", task, "--dangerously-skip-permissions"], {"IS_SANDBOX": "1"})
 
     def history(self, ran: Ran, folder: Folder) -> Json:
         """Read the main conversation: one line a content block, all blocks of a message under one id."""

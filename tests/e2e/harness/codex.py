@@ -12,6 +12,7 @@ class Codex:
     shell = "exec_command"
     makes_title = False
     options: tuple[str, ...] = ()
+    plain_use = True
     delegates = "spawn_agent"
 
     def __init__(self, compact_above: int | None = None) -> None:
@@ -24,6 +25,10 @@ class Codex:
             settings += ["-c", f"model_auto_compact_token_limit={self._compact_above}"]
         words = ["codex", "exec", "--dangerously-bypass-approvals-and-sandbox", "--json", *settings]
         return Launch([*words, *(["resume", "--last"] if again else []), task], {"E2E_KEY": endpoint.key})
+
+    def plain(self, folder: Folder, task: str) -> Launch:
+        limit = [] if self._compact_above is None else ["-c", f"model_auto_compact_token_limit={self._compact_above}"]
+        return Launch(["codex", "exec", "--dangerously-bypass-approvals-and-sandbox", *limit, task])
 
     def history(self, ran: Ran, folder: Folder) -> Json:
         """Read the items of the main thread from the session's file; a compaction begins a new envelope."""

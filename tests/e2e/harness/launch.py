@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Endpoint", "Folder", "Harness", "Launch", "Ran", "lines_of", "run"]
+__all__ = ["MODEL", "Endpoint", "Folder", "Harness", "Launch", "Ran", "lines_of", "run"]
 
 Json = dict[str, Any]
+MODEL = "scripted-coder"
 TIMEOUT_S = 180
 
 
@@ -59,10 +60,11 @@ class Folder:
 
 @dataclass(frozen=True)
 class Launch:
-    """One run of a harness: its words, and the variables it needs beside home and path."""
+    """One run of a harness: its words, the variables it needs beside home and path, options of `gristmill run`."""
 
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
+    run_options: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Harness(Protocol):
     shell: str
     """Its tool that runs a command."""
     makes_title: bool
+    plain_use: bool
     options: tuple[str, ...]
     """Of the policy, for what its history leaves out."""
     delegates: str | None
@@ -88,6 +91,10 @@ class Harness(Protocol):
 
     def launch(self, endpoint: Endpoint, folder: Folder, task: str, *, again: bool = False) -> Launch:
         """Return how to give it a task; `again`: in the session before."""
+        ...
+
+    def plain(self, folder: Folder, task: str) -> Launch:
+        """Return how its user would give it a task, for `gristmill run`; where `plain_use` is true."""
         ...
 
     def history(self, ran: Ran, folder: Folder) -> Json:

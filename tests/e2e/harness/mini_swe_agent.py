@@ -16,6 +16,7 @@ class MiniSweAgent:
     shell = "bash"
     makes_title = False
     options: tuple[str, ...] = ()
+    plain_use = True
     delegates = None
 
     def launch(self, endpoint: Endpoint, folder: Folder, task: str, *, again: bool = False) -> Launch:
@@ -30,6 +31,9 @@ class MiniSweAgent:
                 "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             },
         )
+
+    def plain(self, folder: Folder, task: str) -> Launch:
+        return Launch(["mini", "-t", task, "-y", "--exit-immediately"])
 
     def history(self, ran: Ran, folder: Folder) -> Json:
         """Take the messages of its trajectory; its own notes beside them are left out."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.e2e.harness.launch import Endpoint, Folder, Json, Launch, Ran
+from tests.e2e.harness.launch import MODEL, Endpoint, Folder, Json, Launch, Ran
 
 __all__ = ["OpenaiAgents"]
+
+
+_PROGRAM = Path(__file__).with_name("agent_program.py")
 
 
 class OpenaiAgents:
@@ -18,12 +21,12 @@ class OpenaiAgents:
 
     def __init__(self, dialect: str = "chat", *, stream: bool = False) -> None:
         self.name = f"openai-agents ({dialect}, {'streamed' if stream else 'not streamed'})"
+        self.plain_use = stream
         self._how = (dialect, "stream" if stream else "body")
 
     def launch(self, endpoint: Endpoint, folder: Folder, task: str, *, again: bool = False) -> Launch:
-        program = Path(__file__).with_name("agent_program.py")
         return Launch(
-            ["python", str(program), *self._how, endpoint.model, task, str(folder.root / "history.json")],
+            ["python", str(_PROGRAM), *self._how, endpoint.model, task, str(folder.root / "history.json")],
             {
                 "OPENAI_BASE_URL": endpoint.v1,
                 "OPENAI_API_KEY": endpoint.key,
@@ -31,6 +34,12 @@ class OpenaiAgents:
             },
         )
 
+    def plain(self, folder: Folder, task: str) -> Launch:
+        """The program hands its history over in a file that `run` is told of."""
+        dialect, how = self._how
+        words = ["python", str(_PROGRAM), dialect, how, MODEL, task, "history.json"]
+        return Launch(words, {"OPENAI_AGENTS_DISABLE_TRACING": "1"}, run_options=("--result-file", "history.json"))
+
     def history(self, ran: Ran, folder: Folder) -> Json:
         """Take the items that the SDK would send next."""
-        return {"response": {"output": json.loads((folder.root / "history.json").read_text())}}
+        return json.loads((folder.root / "history.json").read_text())

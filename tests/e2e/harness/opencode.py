@@ -24,6 +24,8 @@ class Opencode:
 
     def __init__(self, dialect: str = "chat", path: str = "") -> None:
         self.name = "opencode" if dialect == "chat" else f"opencode ({dialect})"
+        self._dialect = dialect
+        self.plain_use = dialect == "chat"
         self._package = _PACKAGES[dialect]
         # Its history then holds summaries of reasoning only, and there are none.
         self.options = ("--set", "reasoning=optional") if dialect == "responses" else ()
@@ -48,6 +50,9 @@ class Opencode:
         }
         words = ["opencode", "run", "--format", "json", *(["--continue"] if again else []), task]
         return Launch(words, {"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+
+    def plain(self, folder: Folder, task: str) -> Launch:
+        return Launch(["opencode", "run", task], {"OPENCODE_PERMISSION": '{"*": "allow"}'})
 
     def history(self, ran: Ran, folder: Folder) -> Json:
         """Export the session and write its parts as chat messages."""

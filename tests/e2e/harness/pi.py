@@ -20,6 +20,7 @@ class Pi:
     def __init__(self, dialect: str = "chat") -> None:
         self.name = "pi" if dialect == "chat" else f"pi ({dialect})"
         self._dialect = dialect
+        self.plain_use = dialect == "chat"
 
     def launch(self, endpoint: Endpoint, folder: Folder, task: str, *, again: bool = False) -> Launch:
         model = {"id": endpoint.model, "reasoning": True, "contextWindow": 32768, "maxTokens": 4096}
@@ -35,6 +36,9 @@ class Pi:
         words = ["pi", "--provider", "e2e", "--model", endpoint.model, "--mode", "json"]
         words += [*(["--continue"] if again else []), "-p", task]
         return Launch(words, {"E2E_KEY": endpoint.key, "PI_CODING_AGENT_DIR": str(settings)})
+
+    def plain(self, folder: Folder, task: str) -> Launch:
+        return Launch(["pi", "-p", task])
 
     def history(self, ran: Ran, folder: Folder) -> Json:
         """Write the messages that its events end with as chat messages."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.e2e.harness.launch import Harness
+from tests.e2e.harness.launch import MODEL, Harness
 from tests.e2e.harness.mini_swe_agent import LAST_COMMAND
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
 
 Json = dict[str, Any]
 
-MODEL = "scripted-coder"
 TASK = "Mend the mill in this folder, then say that it turns."
 POLISH = "Now polish the millstone."
 SUMMARY = "SUMMARY: the wheel has 24 teeth again and the mill turns."
