@@ -4,17 +4,18 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gristmill.errors import CaptureError, Code, ConfigError
+from gristmill.errors import CaptureError, Code, ConfigError, LedgerError
 from gristmill.gateway.config import GatewayConfig
-from gristmill.ledger import AttemptState, SqliteReader
+from gristmill.ledger import AttemptState, SqliteLedger, SqliteReader
 from gristmill.scripted import ScriptedEngine
 from gristmill.service.harnesses import HARNESSES
-from gristmill.service.place import Place, joined, open_place
+from gristmill.service.place import Begun, Place, begin, joined
 from gristmill.service.run import Asked, Report, run_harness
 from tests.corpus.policies import first_call
 from tests.service.gateways import SCRIPT, Gateway, config_of, scripted_gateway
@@ -33,6 +34,11 @@ def place(gateway: Gateway) -> Place:
     return joined(gateway.url, None, gateway.ledger)
 
 
+def run_one(asked: Asked, place: Place, **opening: Any) -> Report:
+    """Open a rollout and run a harness in it."""
+    return run_harness(asked, Begun(place, place.client.open(**opening)))
+
+
 def asked(out: Path, *more: str, **fields: Any) -> Asked:
     given = {"command": [*AGENT, str(out), *more], "harness": HARNESSES["openai"], **fields}
     return Asked(**given)
@@ -49,15 +55,15 @@ def stored(place: Place, report: Report) -> Any:
 
 def test_a_harness_becomes_a_rollout(tmp_path: Path, place: Place) -> None:
     """The main job of `run`: command in, counted rollout out."""
-    report = run_harness(
+    report = run_one(
         asked(
             tmp_path,
-            rollout_id="task-1",
-            group_id="g",
             result_file=tmp_path / "result.json",
             reward_command="test $HARNESS_EXIT_CODE = 0 && test $GRISTMILL_ROLLOUT_ID = task-1 && echo 0.5",
         ),
         place,
+        rollout_id="task-1",
+        group_id="g",
     )
     assert (report.rollout_id, report.attempt, report.exit_code, report.reward) == ("task-1", 0, 0, 0.5)
     assert (report.policy, report.outcome.outcome) == ("returned_history", "selected")
@@ -67,13 +73,13 @@ def test_a_harness_becomes_a_rollout(tmp_path: Path, place: Place) -> None:
     assert (result.reward, result.group_id) == (0.5, "g")
     assert dict(result.metadata) == {"harness": "openai", "exit_code": 0}
     assert summary.state is AttemptState.FINISHED
-    again = run_harness(asked(tmp_path, rollout_id="task-1"), place)
+    again = run_one(asked(tmp_path), place, rollout_id="task-1")
     assert again.attempt == 1
 
 
 def test_without_a_history_the_last_context_is_counted(tmp_path: Path, place: Place) -> None:
     """Any program can be run; what it does not hand back is not made up."""
-    report = run_harness(asked(tmp_path), place)
+    report = run_one(asked(tmp_path), place)
     assert report.policy == "final_context"
     assert report.outcome.outcome == "selected"
     assert report.history_missing is not None
@@ -84,7 +90,7 @@ def test_without_a_history_the_last_context_is_counted(tmp_path: Path, place: Pl
 
 def test_a_harness_that_fails_is_kept_with_its_code(tmp_path: Path, place: Place) -> None:
     """A crash is an outcome to count, not a rollout that never was."""
-    report = run_harness(asked(tmp_path, "3", reward_command="echo 1; exit 1"), place)
+    report = run_one(asked(tmp_path, "3", reward_command="echo 1; exit 1"), place)
     assert report.exit_code == 3
     assert report.reward is None
     assert "code 1" in str(report.reward_error)
@@ -98,7 +104,7 @@ def test_a_history_that_cannot_be_read_is_none(tmp_path: Path, place: Place) -> 
     """Half a file proves nothing."""
     (tmp_path / "broken.json").write_text("{")
     for name in ("broken.json", "none.json"):
-        report = run_harness(asked(tmp_path, result_file=tmp_path / name), place)
+        report = run_one(asked(tmp_path, result_file=tmp_path / name), place)
         assert name in str(report.history_missing)
         assert report.policy == "final_context"
 
@@ -111,7 +117,7 @@ def test_the_agent_sees_its_own_key_alone(
     monkeypatch.setenv("LEAK", f"Bearer {gateway.admin_key}")
     monkeypatch.setenv("GRISTMILL_ADMIN_KEY_FILE", str(gateway.service.config.admin_key_path))
     opened = joined(gateway.url, None, gateway.ledger)
-    report = run_harness(asked(tmp_path, rollout_id="sealed"), opened)
+    report = run_one(asked(tmp_path), opened, rollout_id="sealed")
     text = (tmp_path / "environment.json").read_text()
     environment = json.loads(text)
     assert environment["GRISTMILL_ROLLOUT_ID"] == "sealed"
@@ -127,17 +133,6 @@ def test_the_agent_sees_its_own_key_alone(
     assert report.exit_code == 0
 
 
-def test_nothing_is_opened_for_a_command_that_cannot_run(tmp_path: Path, gateway: Gateway, place: Place) -> None:
-    """A typing error is no rollout."""
-    nothing = Asked(command=["no-such-program"], harness=HARNESSES["openai"])
-    with pytest.raises(ConfigError):
-        run_harness(nothing, place)
-    with pytest.raises(ConfigError) as caught:
-        run_harness(asked(tmp_path, own_policy=first_call), Place(client=place.client))
-    assert caught.value.code == Code.POLICY_OPTION_INVALID
-    assert gateway.admin("GET", "/rollouts").json["rollouts"] == []
-
-
 def test_what_breaks_in_between_still_finishes(
     tmp_path: Path, gateway: Gateway, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +141,7 @@ def test_what_breaks_in_between_still_finishes(
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
     with pytest.raises(ConfigError) as caught:
-        run_harness(Asked(command=[str(script)], harness=HARNESSES["openai"], rollout_id="broken"), place)
+        run_one(Asked(command=[str(script)], harness=HARNESSES["openai"]), place, rollout_id="broken")
     assert "gone" in caught.value.message
     shown = gateway.admin("GET", "/rollouts/broken/0").json
     assert (shown["state"], shown["has_result"], shown["reward"]) == ("finished", True, None)
@@ -154,7 +149,7 @@ def test_what_breaks_in_between_still_finishes(
 
 def test_a_policy_of_ones_own_runs_here(tmp_path: Path, place: Place) -> None:
     """The command line is where code may be named; the gateway is never asked to run it."""
-    report = run_harness(asked(tmp_path, own_policy=first_call, result_file=tmp_path / "result.json"), place)
+    report = run_one(asked(tmp_path, own_policy=first_call, result_file=tmp_path / "result.json"), place)
     assert report.outcome.policy == "tests.corpus.policies:first_call"
     assert report.outcome.funnel.selected_calls == 1
 
@@ -174,9 +169,9 @@ def test_a_gateway_is_started_where_there_is_none(tmp_path: Path, monkeypatch: p
 
             return msgspec.structs.replace(config, upstreams=tuple(EngineSetting(**each) for each in upstreams))
 
-        with open_place(settings) as place:
-            assert place.own
-            report = run_harness(asked(tmp_path), place)
+        with begin(settings, {}) as begun:
+            assert begun.place.own
+            report = run_harness(asked(tmp_path), begun)
             environment = json.loads((tmp_path / "environment.json").read_text())
     assert report.outcome.outcome == "selected"
     assert report.gateway.startswith("http://127.0.0.1:")
@@ -200,10 +195,24 @@ def test_a_ledger_in_use_is_joined(tmp_path: Path, gateway: Gateway) -> None:
         return config_of("http://127.0.0.1:2", gateway.ledger)
 
     for read in (settings, without_engine):
-        with open_place(read) as place:
-            assert not place.own
-            assert place.client.base_url == gateway.url
-            assert run_harness(asked(tmp_path), place).outcome.outcome == "selected"
+        with begin(read, {}) as begun:
+            assert not begun.place.own
+            assert begun.place.client.base_url == gateway.url
+            assert run_harness(asked(tmp_path), begun).outcome.outcome == "selected"
+
+
+def test_a_policy_of_ones_own_needs_the_ledger(tmp_path: Path, gateway: Gateway) -> None:
+    """Code runs here and not there, so what it runs over has to be here."""
+
+    def settings(**more: Any) -> GatewayConfig:
+        key_file = gateway.service.config.admin_key_path
+        return config_of("http://127.0.0.1:2", tmp_path / "elsewhere", admin_key_file=key_file)
+
+    opened = begin(settings, {}, gateway=gateway.url, needs_ledger=True)
+    with pytest.raises(ConfigError) as caught, opened:
+        pass
+    assert caught.value.code == Code.POLICY_OPTION_INVALID
+    assert gateway.admin("GET", "/rollouts").json["rollouts"] == []
 
 
 def test_a_lock_file_that_lies_is_no_gateway(tmp_path: Path) -> None:
@@ -220,7 +229,7 @@ def test_a_lock_file_that_lies_is_no_gateway(tmp_path: Path) -> None:
             raise ConfigError("expected at least one engine", where="upstreams")
         return config_of("http://127.0.0.1:2", tmp_path / "run.gristmill")
 
-    with pytest.raises(ConfigError) as caught, open_place(without_engine):
+    with pytest.raises(ConfigError) as caught, begin(without_engine, {}):
         pass
     assert caught.value.where == "upstreams"
 
@@ -238,10 +247,10 @@ def test_a_gateway_stays_for_those_who_joined(tmp_path: Path) -> None:
             told.append(others)
             other.finish(opened.attempt_key, None, None, policy="final_context")
 
-        with open_place(settings, waiting=finish_other) as place:
-            other = joined(place.client.base_url, None, ledger).client
+        with begin(settings, {}, waiting=finish_other) as begun:
+            other = joined(begun.place.client.base_url, None, ledger).client
             opened = other.open(rollout_id="other")
-            run_harness(asked(tmp_path), place)
+            run_harness(asked(tmp_path), begun)
     assert told == [1]
 
 
@@ -252,7 +261,7 @@ def test_a_gateway_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
     key.chmod(0o600)
     place = joined("http://127.0.0.1:1", key)
     with pytest.raises(CaptureError) as caught:
-        run_harness(asked(tmp_path), place)
+        place.client.open()
     assert "127.0.0.1:1" in caught.value.message
     for address in ("127.0.0.1:1", "ftp://x", "http://", "http://x?y"):
         with pytest.raises(ConfigError):
@@ -261,3 +270,40 @@ def test_a_gateway_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
         joined("http://127.0.0.1:1", None)
     assert without.value.where == "--admin-key-file"
     assert "GRISTMILL_ADMIN_KEY_FILE" not in os.environ
+
+
+def test_a_ledger_that_somebody_writes_to_is_refused_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import that has the ledger is no gateway to join."""
+    monkeypatch.setattr("gristmill.service.place._STARTS_s", 0.3)
+    with SqliteLedger(tmp_path / "run.gristmill"):
+        opened = begin(lambda **more: config_of("http://127.0.0.1:1", tmp_path / "run.gristmill", **more), {})
+        with pytest.raises(LedgerError) as caught, opened:
+            pass
+    assert caught.value.code == Code.LEDGER_LOCKED
+
+
+def test_runs_that_start_together_share_one_gateway(tmp_path: Path) -> None:
+    """A shell loop with `&` starts them in the same moment."""
+    ledger = tmp_path / "run.gristmill"
+    reports: list[Report] = []
+    with ScriptedEngine(SCRIPT).serve() as engine:
+
+        def one(number: int) -> None:
+            out = tmp_path / str(number)
+            out.mkdir()
+            opening = {"rollout_id": f"r{number}"}
+            with begin(lambda **more: config_of(engine, ledger, **more), opening) as begun:
+                reports.append(run_harness(asked(out), begun))
+
+        # Signals are the main thread's: here the harnesses are started from others.
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            ThreadPoolExecutor(5) as pool,
+        ):
+            patch.setattr("gristmill.service.child._FORWARDED", ())
+            list(pool.map(one, range(5)))
+    assert {report.outcome.outcome for report in reports} == {"selected"}
+    with SqliteReader(ledger) as store:
+        assert store.counts().attempts == {AttemptState.FINISHED: 5}

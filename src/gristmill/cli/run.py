@@ -9,9 +9,10 @@ rows, funnel}}`; what the harness writes on standard output then goes to standar
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from gristmill.errors import Code, ConfigError
 
 if TYPE_CHECKING:
     from gristmill.gateway.config import GatewayConfig
-    from gristmill.service.place import Place
+    from gristmill.service.place import Begun
     from gristmill.service.run import Report
 
 __all__ = ["command"]
@@ -74,6 +75,7 @@ def command(
     if reward_file is not None and reward_command is not None:
         raise ConfigError("expected one of --reward-file and --reward-command", code=Code.USAGE, where="--reward-file")
     with gateway_packages():
+        from gristmill.service.child import check_program
         from gristmill.service.harnesses import HARNESSES, harness_of
         from gristmill.service.run import Asked, run_harness
 
@@ -82,13 +84,13 @@ def command(
     loaded = Choice(policy).load() if policy is not None else None
     own_policy = loaded if policy is not None and ":" in policy else None
     kind = HARNESSES[harness] if harness is not None else harness_of(harness_command)
-    with _place(settings, gateway) as (place, model):
+    check_program(harness_command, os.environ)
+    opening = {"rollout_id": rollout_id, "group_id": group}
+    with _begun(settings, opening, gateway, needs_ledger=own_policy is not None) as (begun, model):
         asked = Asked(
             command=harness_command,
             harness=kind,
             model=model,
-            rollout_id=rollout_id,
-            group_id=group,
             reward_file=reward_file,
             reward_command=reward_command,
             result_file=result_file,
@@ -96,18 +98,20 @@ def command(
             own_policy=own_policy,
             output_to_stderr=as_json,
         )
-        report = run_harness(asked, place)
+        report = run_harness(asked, begun)
         _tell(report, as_json=as_json)
     return report.exit_code
 
 
 @contextlib.contextmanager
-def _place(settings: Callable[..., GatewayConfig], gateway: str | None) -> Generator[tuple[Place, str | None]]:
-    """Open the gateway, and say which model name the harness is told, None where the settings do not say."""
+def _begun(
+    settings: Callable[..., GatewayConfig], opening: Mapping[str, Any], gateway: str | None, *, needs_ledger: bool
+) -> Generator[tuple[Begun, str | None]]:
+    """Open the rollout, and say which model name the harness is told, None where the settings do not say."""
     from gristmill.cli.plural import counted
     from gristmill.cli.screen import remark
     from gristmill.gateway.config import ANY_MODEL
-    from gristmill.service.place import open_place
+    from gristmill.service.place import begin
 
     models: list[str] = []
 
@@ -119,10 +123,10 @@ def _place(settings: Callable[..., GatewayConfig], gateway: str | None) -> Gener
     def waiting(others: int) -> None:
         remark("note", f"waiting for {counted(others, 'rollout')} of others on this gateway; Ctrl-C ends it")
 
-    with open_place(read, gateway=gateway, waiting=waiting) as place:
-        if not place.own:
-            remark("note", f"joined the gateway at {place.client.base_url}; its engines are used")
-        yield place, models[0] if models else None
+    with begin(read, opening, gateway=gateway, needs_ledger=needs_ledger, waiting=waiting) as begun:
+        if not begun.place.own:
+            remark("note", f"joined the gateway at {begun.place.client.base_url}; its engines are used")
+        yield begun, models[0] if models else None
 
 
 def _tell(report: Report, *, as_json: bool) -> None:

@@ -62,12 +62,16 @@ def base_addresses(base_url: str, key: AttemptKey) -> dict[str, Any]:
     }
 
 
+def _answer(data: bytes, status: int = 200) -> Response:
+    return Response(data, status, _PRIVATE, "application/json")
+
+
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(dumps(value), status, _PRIVATE, "application/json")
+    return _answer(dumps(value), status)
 
 
 def _refusal(problem: Problem) -> Response:
-    return Response(problem.body(), problem.status, _PRIVATE, "application/json")
+    return _answer(problem.body(), problem.status)
 
 
 class AdminApi:
@@ -186,7 +190,8 @@ class AdminApi:
 
     async def _finish(self, request: Request) -> Response:
         key = _attempt(request)
-        asked = finish_asked(await self._body(request))
+        # A history may be long, and everybody's calls go through this loop.
+        asked = await self._gateway.ledger_call(finish_asked, await self._body(request))
         finished = await self._rollouts.finish(key, asked, self._config.drain_s)
         return _json(
             {
@@ -220,19 +225,20 @@ class AdminApi:
         key = _attempt(request)
         ledger = self._rollouts.ledger
 
-        def read() -> dict[str, Any]:
+        def read() -> bytes:
             capture, _ = ledger.read(key, tokens=False)
             lost = [
                 {"model_call_id": call.model_call_id, "parent_call_id": call.parent_call_id, "reason": call.reason}
                 for call in capture.lost
             ]
-            return {"calls": [call_json(record) for record in capture.records], "lost": lost}
+            return dumps({"calls": [call_json(record) for record in capture.records], "lost": lost})
 
-        return _json(await self._gateway.ledger_call(read))
+        return _answer(await self._gateway.ledger_call(read))
 
     async def _verdicts(self, request: Request) -> Response:
         key, policy = _attempt(request), _policy(request)
-        return _json(await self._gateway.ledger_call(verdicts_json, self._rollouts.ledger, key, policy))
+        ledger = self._rollouts.ledger
+        return _answer(await self._gateway.ledger_call(lambda: dumps(verdicts_json(ledger, key, policy))))
 
     async def _rows(self, request: Request) -> Response:
         key, policy = _attempt(request), _policy(request)

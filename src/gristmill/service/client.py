@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Mapping
+from time import monotonic, sleep
 from typing import Any, Final, cast
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -21,12 +22,18 @@ from gristmill.captures.exact import dumps
 from gristmill.errors import CaptureError, Code, ConfigError
 from gristmill.ledger import AttemptKey
 
-__all__ = ["AdminClient", "Opened"]
+__all__ = ["AdminClient", "GatewayUnreachable", "Opened"]
 
 _PREFIX: Final = "/gristmill/v1"
 _TIMEOUT_s: Final = 60.0
 _REBUILD_s: Final = 600.0
+_BUSY_s: Final = 3.0
+_BUSY_PAUSE_s: Final = 0.05
 _CODES: Final = frozenset(map(str, Code))
+
+
+class GatewayUnreachable(CaptureError):
+    """Nobody answers at the address of a gateway."""
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +88,8 @@ class AdminClient:
         """Open an attempt and get its key.
 
         Raises:
-            CaptureError: the gateway refused, with its code; or it cannot be reached.
+            CaptureError: the gateway refused, with its code.
+            GatewayUnreachable: nobody answers.
         """
         asked = {
             "rollout_id": rollout_id,
@@ -90,8 +98,16 @@ class AdminClient:
             "metadata": None if metadata is None else dict(metadata),
             "overrides": None if overrides is None else dict(overrides),
         }
-        answer = self._ask("POST", "/rollouts", {name: value for name, value in asked.items() if value is not None})
-        return msgspec.convert(answer, Opened)
+        said = {name: value for name, value in asked.items() if value is not None}
+        until = monotonic() + _BUSY_s
+        while True:
+            try:
+                return msgspec.convert(self._ask("POST", "/rollouts", said), Opened)
+            except CaptureError as error:
+                # A gateway that looks whether it may end goes on in a moment, or is gone.
+                if error.code is not Code.GATEWAY_BUSY or monotonic() > until:
+                    raise
+            sleep(_BUSY_PAUSE_s)
 
     def finish(
         self,
@@ -124,14 +140,6 @@ class AdminClient:
         """Return a page of attempts; raises as `open`."""
         return self._ask("GET", f"/rollouts?{urlencode(query)}")["rollouts"]
 
-    def reachable(self) -> bool:
-        """Tell whether a gateway with this admin key answers at the address."""
-        try:
-            self._ask("GET", "/engines")
-        except CaptureError:
-            return False
-        return True
-
     def models(self, rollout_key: str) -> list[dict[str, Any]]:
         """Return the models that a rollout is offered; raises as `open`."""
         return self._request("GET", "/v1/models", None, rollout_key, _TIMEOUT_s)["data"]
@@ -157,7 +165,7 @@ class AdminClient:
             answer = connection.getresponse()
             return self._read(answer.status, answer.read())
         except (OSError, http.client.HTTPException) as error:
-            raise CaptureError(
+            raise GatewayUnreachable(
                 f"expected a gateway at {self.base_url}, got {error or type(error).__name__}",
                 code=Code.OPTION_INVALID,
                 where="--gateway",

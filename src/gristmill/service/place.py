@@ -1,4 +1,4 @@
-"""Where a program's rollouts go: a gateway that runs already, or one that is started for it.
+"""Where a program's rollouts are opened: at a gateway that runs already, or at one that is started for it.
 
 Invariant: a ledger has one gateway. If another process has the ledger open and says where it can be reached, that
 gateway is joined; a gateway started here listens on loopback only, and stays until those who joined it are done.
@@ -12,23 +12,26 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
-from threading import Event
-from time import time
-from typing import Any, Final
+from time import monotonic, sleep, time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from gristmill.errors import Code, ConfigError, LedgerError
+from gristmill.errors import CaptureError, Code, ConfigError, LedgerError
 from gristmill.gateway.config import GatewayConfig
 from gristmill.gateway.keys import read_admin_key
 from gristmill.ledger import AttemptKey, read_holder
-from gristmill.service.client import AdminClient
+from gristmill.service.client import AdminClient, GatewayUnreachable, Opened
 
-__all__ = ["Place", "joined", "open_place"]
+if TYPE_CHECKING:
+    from gristmill.service.server import ServiceThread
+
+__all__ = ["Begun", "Place", "begin", "joined"]
 
 _UPSTREAM_KEY: Final = "GRISTMILL_UPSTREAM_KEY"
 _KEY_FILE: Final = "GRISTMILL_ADMIN_KEY_FILE"
 _OTHERS_IDLE_s: Final = 600.0
+_STARTS_s: Final = 10.0
 _LOOK_EVERY_s: Final = 0.25
 
 
@@ -46,6 +49,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Path | None = None
     secrets: tuple[str, ...] = ()
     own: bool = False
+
+
+class Begun(NamedTuple):
+    """A rollout that was opened, and where."""
+
+    place: Place
+    opened: Opened
 
 
 def joined(gateway: str, admin_key_file: Path | None, ledger: Path | None = None) -> Place:
@@ -83,76 +93,112 @@ def _upstream_secrets(variables: Collection[str]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def open_place(
+def begin(
     settings: Callable[..., GatewayConfig],
+    asked: Mapping[str, Any],
     *,
     gateway: str | None = None,
+    needs_ledger: bool = False,
     waiting: Callable[[int], None] | None = None,
-) -> Generator[Place]:
-    """Join the gateway that is named or that has the ledger open, else start one over the ledger.
+) -> Generator[Begun]:
+    """Open a rollout: at the gateway that is named or that has the ledger open, else at one started over the ledger.
 
     Args:
         settings: reads the settings; what it is called with goes over them. A gateway that is started here listens on
             a free port of loopback, whatever they say of addresses.
+        asked: arguments of `AdminClient.open`.
         gateway: address of a gateway that runs.
+        needs_ledger: refuse a gateway whose ledger is not a file that is known here.
         waiting: told how many other rollouts have joined, when this one is done and they are not.
 
     Raises:
         LedgerError: `ledger_locked` by a process that cannot be joined, or the ledger cannot be written.
         ConfigError: a setting, an engine's address, or the admin key's file.
+        CaptureError: the gateway refused, or nobody answers at its address.
     """
     if gateway is not None:
         config = settings(upstreams=_NO_ENGINE)
-        ledger = config.ledger if config.ledger.is_file() else None
-        yield joined(gateway, config.admin_key_file, ledger)
+        place = joined(gateway, config.admin_key_file, config.ledger if config.ledger.is_file() else None)
+        if needs_ledger and place.ledger is None:
+            raise ConfigError(
+                "expected a built-in policy, or the gateway's ledger to run another one over",
+                code=Code.POLICY_OPTION_INVALID,
+                where="--policy",
+                hint="name the ledger with --ledger",
+            )
+        yield Begun(place, place.client.open(**asked))
         return
     try:
         config = settings()
     except ConfigError as error:
         if "upstreams" not in f"{error.where} {error.message}":
             raise
-        place = _join_holder(settings(upstreams=_NO_ENGINE))
-        if place is None:
+        begun = _begin_at_holder(settings(upstreams=_NO_ENGINE), asked)
+        if begun is None:
             raise
-        yield place
+        yield begun
         return
-    with _own_place(config, waiting) as place:
-        yield place
+    started = _started_or_joined(config, asked)
+    if isinstance(started, Begun):
+        yield started
+        return
+    with started:
+        yield from _begin_here(started, config, asked, waiting)
 
 
 _NO_ENGINE: Final = ("http://127.0.0.1",)
 """Stands where a setting has to, of a gateway that has its own."""
 
 
-def _join_holder(config: GatewayConfig) -> Place | None:
-    """Join the gateway that the ledger's lock file names, None where it names none that answers."""
+def _begin_at_holder(config: GatewayConfig, asked: Mapping[str, Any]) -> Begun | None:
+    """Open a rollout at the gateway that the ledger's lock file names; None where it names none that takes it."""
     holder = read_holder(config.ledger)
     if holder is None or holder.address is None:
         return None
     place = joined(holder.address, config.admin_key_path, config.ledger)
-    return place if place.client.reachable() else None
+    try:
+        return Begun(place, place.client.open(**asked))
+    except GatewayUnreachable:
+        return None
+    except CaptureError as error:
+        if error.code is not Code.GATEWAY_BUSY:
+            raise
+        return None
 
 
-@contextlib.contextmanager
-def _own_place(config: GatewayConfig, waiting: Callable[[int], None] | None) -> Generator[Place]:
+def _started_or_joined(config: GatewayConfig, asked: Mapping[str, Any]) -> ServiceThread | Begun:
+    """Start a gateway, or join the one that has the ledger; one that starts or ends at this moment is waited for."""
     from gristmill.service.server import ServiceThread  # noqa: PLC0415  a joined gateway needs no server
 
     here = msgspec.structs.replace(config, host="127.0.0.1", port=0, public_url=None, tls_cert=None, tls_key=None)
-    try:
-        thread = ServiceThread(here)
-    except LedgerError as error:
-        place = _join_holder(config) if error.code is Code.LEDGER_LOCKED else None
-        if place is None:
-            raise
-        yield place
-        return
-    with thread:
-        key = read_admin_key(config.admin_key_path)
-        client = AdminClient(thread.service.address, key)
-        variables = [upstream.key_env for upstream in config.upstreams if upstream.key_env is not None]
-        before = set(_open_attempts(client))
-        yield Place(client=client, ledger=config.ledger, secrets=(key, *_upstream_secrets(variables)), own=True)
-        _wait_for_others(client, before, waiting)
+    until = monotonic() + _STARTS_s
+    while True:
+        try:
+            return ServiceThread(here)
+        except LedgerError as error:
+            if error.code is not Code.LEDGER_LOCKED:
+                raise
+            begun = _begin_at_holder(config, asked)
+            if begun is not None:
+                return begun
+            if monotonic() > until:
+                raise
+        sleep(_LOOK_EVERY_s)
+
+
+def _begin_here(
+    thread: ServiceThread,
+    config: GatewayConfig,
+    asked: Mapping[str, Any],
+    waiting: Callable[[int], None] | None,
+) -> Generator[Begun]:
+    key = read_admin_key(config.admin_key_path)
+    client = AdminClient(thread.service.address, key)
+    variables = [upstream.key_env for upstream in config.upstreams if upstream.key_env is not None]
+    place = Place(client=client, ledger=config.ledger, secrets=(key, *_upstream_secrets(variables)), own=True)
+    before = set(_open_attempts(client))
+    yield Begun(place, client.open(**asked))
+    _wait_for_others(thread, client, before, waiting)
 
 
 def _open_attempts(client: AdminClient) -> dict[AttemptKey, Mapping[str, Any]]:
@@ -165,12 +211,17 @@ def _open_attempts(client: AdminClient) -> dict[AttemptKey, Mapping[str, Any]]:
 
 
 def _wait_for_others(
-    client: AdminClient, before: Collection[AttemptKey], waiting: Callable[[int], None] | None
+    thread: ServiceThread,
+    client: AdminClient,
+    before: Collection[AttemptKey],
+    waiting: Callable[[int], None] | None,
 ) -> None:
     """Wait for rollouts that others opened here, as long as they make calls now and then."""
     told = 0
-    pause = Event()
+    rollouts = thread.service.rollouts
     while True:
+        # None is opened between the last look and the end.
+        rollouts.opening = False
         since_s = time() - _OTHERS_IDLE_s
         others = [
             key
@@ -179,7 +230,8 @@ def _wait_for_others(
         ]
         if not others:
             return
+        rollouts.opening = True
         if waiting is not None and len(others) != told:
             told = len(others)
             waiting(told)
-        pause.wait(_LOOK_EVERY_s)
+        sleep(_LOOK_EVERY_s)

@@ -27,10 +27,9 @@ from gristmill.canonical import JsonValue
 from gristmill.errors import Code, ConfigError, GristmillError
 from gristmill.gateway.config import GatewayConfig
 from gristmill.gateway.settings import load_settings
-from gristmill.service.client import Opened
 from gristmill.service.harnesses import HARNESSES, Reach
 from gristmill.service.outcome import Outcome
-from gristmill.service.place import Place, open_place
+from gristmill.service.place import Begun, begin
 
 __all__ = ["Rollout", "rollout"]
 
@@ -47,53 +46,51 @@ class Rollout:
         env: variables for SDKs and child processes.
     """
 
-    def __init__(self, place: contextlib.AbstractContextManager[Place], asked: Mapping[str, Any]) -> None:
-        self._opening: Final = place
-        self._asked: Final = asked
+    def __init__(self, opening: contextlib.AbstractContextManager[Begun]) -> None:
+        self._opening: Final = opening
         self._stack: Final = contextlib.ExitStack()
-        self._place: Place | None = None
-        self._opened: Opened | None = None
+        self._begun: Begun | None = None
         self._outcome: Outcome | None = None
 
-    def _known(self) -> tuple[Place, Opened]:
-        if self._place is None or self._opened is None:
+    def _known(self) -> Begun:
+        if self._begun is None:
             raise ConfigError(
                 "expected a rollout that is open, got one outside its block",
                 code=Code.ATTEMPT_CLOSED,
                 where="gristmill.rollout",
                 hint="with gristmill.rollout(…) as rollout: …",
             )
-        return self._place, self._opened
+        return self._begun
 
     @property
     def rollout_id(self) -> str:
         """Which rollout it is."""
-        return self._known()[1].rollout_id
+        return self._known().opened.rollout_id
 
     @property
     def attempt(self) -> int:
         """Which attempt of it."""
-        return self._known()[1].attempt
+        return self._known().opened.attempt
 
     @property
     def key(self) -> str:
         """The API key of its model calls; it opens this rollout and nothing else."""
-        return self._known()[1].key
+        return self._known().opened.key
 
     @property
     def base_url(self) -> str:
         """Where the gateway is."""
-        return self._known()[1].base_url
+        return self._known().opened.base_url
 
     @property
     def openai_base_url(self) -> str:
         """Base address for OpenAI's SDKs."""
-        return self._known()[1].openai_base_url
+        return self._known().opened.openai_base_url
 
     @property
     def anthropic_base_url(self) -> str:
         """Base address for Anthropic's SDKs."""
-        return self._known()[1].anthropic_base_url
+        return self._known().opened.anthropic_base_url
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -168,13 +165,7 @@ class Rollout:
         return await asyncio.to_thread(lambda: self.finish(result, reward, metadata=metadata, policy=policy))
 
     def __enter__(self) -> Self:
-        place = self._stack.enter_context(self._opening)
-        try:
-            self._opened = place.client.open(**self._asked)
-        except BaseException:
-            self._stack.close()
-            raise
-        self._place = place
+        self._begun = self._stack.enter_context(self._opening)
         return self
 
     def __exit__(
@@ -242,7 +233,6 @@ def rollout(  # noqa: PLR0913  each of them is a choice of its own
     def read(**more: Any) -> GatewayConfig:
         return load_settings({**flags, **more})
 
-    place = open_place(read, gateway=gateway)
     asked = {
         "rollout_id": rollout_id,
         "attempt": attempt,
@@ -250,4 +240,4 @@ def rollout(  # noqa: PLR0913  each of them is a choice of its own
         "metadata": metadata,
         "overrides": overrides,
     }
-    return Rollout(place, asked)
+    return Rollout(begin(read, asked, gateway=gateway))

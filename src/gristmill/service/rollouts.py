@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from gristmill.captures.purpose import label_calls
+from gristmill.errors import CaptureError, Code
 from gristmill.gateway.app import Gateway
 from gristmill.gateway.keys import key_digest, mint_key
 from gristmill.ledger import AttemptKey, AttemptSetup, AttemptState, SqliteLedger, Summary
@@ -49,11 +50,15 @@ class Rollouts:
     Args:
         gateway: serves the calls.
         ledger: the gateway's, open for writing.
+
+    Attributes:
+        opening: new rollouts are opened; False while the gateway ends.
     """
 
     def __init__(self, gateway: Gateway, ledger: SqliteLedger) -> None:
         self.gateway: Final = gateway
         self.ledger: Final = ledger
+        self.opening = True
         self._locks: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
 
     def _lock(self, key: AttemptKey) -> asyncio.Lock:
@@ -68,7 +73,12 @@ class Rollouts:
 
         Raises:
             LedgerError: `key_exists`, `attempt_closed`: the attempt is there already; or it cannot be written.
+            CaptureError: `gateway_busy`: the gateway is ending.
         """
+        if not self.opening:
+            raise CaptureError(
+                "the gateway is ending and opens no more rollouts", code=Code.GATEWAY_BUSY, hint="try again"
+            )
         rollout_id = asked.rollout_id if asked.rollout_id is not None else f"r-{secrets.token_hex(8)}"
         secret = mint_key()
         setup = AttemptSetup(

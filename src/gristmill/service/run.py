@@ -20,15 +20,15 @@ from typing import Any, Final
 import msgspec
 
 from gristmill.canonical import JsonValue, loads
-from gristmill.errors import Code, ConfigError, DecodeError, GristmillError
+from gristmill.errors import DecodeError, GristmillError
 from gristmill.ledger import AttemptKey, SqliteReader
 from gristmill.selection import DEFAULT_POLICY, SelectionPolicy
-from gristmill.service.child import Ended, check_program, child_environment, clean_environment, run_child
+from gristmill.service.child import Ended, child_environment, clean_environment, run_child
 from gristmill.service.client import Opened
 from gristmill.service.harnesses import Harness, Ran, Reach
 from gristmill.service.histories.history import ReturnedHistory, Unreadable, no_history
 from gristmill.service.outcome import Outcome, outcome_of
-from gristmill.service.place import Place
+from gristmill.service.place import Begun, Place
 from gristmill.service.reward import Reward, reward_from_command, reward_from_file
 
 __all__ = ["WITHOUT_HISTORY", "Asked", "Report", "run_harness"]
@@ -47,15 +47,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         reward_file, reward_command: at most one of them.
         result_file: JSON that is the result, instead of the harness's own record.
         policy: name of a built-in policy to count by; None: by what the harness returned.
-        own_policy: a policy of one's own instead; it is run here, over the ledger, and never named to the gateway.
+        own_policy: a policy of one's own instead; it is run here, over the ledger (which the place then has to name),
+            and never named to the gateway.
         output_to_stderr: what the harness writes on standard output goes to standard error.
     """
 
     command: Sequence[str]
     harness: Harness
     model: str | None = None
-    rollout_id: str | None = None
-    group_id: str | None = None
     reward_file: Path | None = None
     reward_command: str | None = None
     result_file: Path | None = None
@@ -95,17 +94,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return AttemptKey(self.rollout_id, self.attempt)
 
 
-def run_harness(asked: Asked, place: Place) -> Report:
-    """Run a harness as one rollout.
+def run_harness(asked: Asked, begun: Begun) -> Report:
+    """Run a harness as one rollout that was opened for it.
 
     Raises:
-        ConfigError: the command cannot be started, or there is no ledger to run a policy of one's own over; no
-            rollout was opened for it.
+        ConfigError: the command cannot be started.
         CaptureError: the gateway refused, or is gone.
     """
-    check_program(asked.command, os.environ)
-    _check_policy(asked, place)
-    opened = place.client.open(rollout_id=asked.rollout_id, group_id=asked.group_id)
+    place, opened = begun
     with _Finishing(place, opened) as finishing, tempfile.TemporaryDirectory(prefix="gristmill-run-") as folder:
         reach = _reach(asked, place, opened)
         setup = asked.harness.prepare(reach, Path(folder))
@@ -187,16 +183,6 @@ class _Finishing:
 
 def _told(error: BaseException) -> str:
     return error.message if isinstance(error, GristmillError) else type(error).__name__
-
-
-def _check_policy(asked: Asked, place: Place) -> None:
-    if asked.own_policy is not None and place.ledger is None:
-        raise ConfigError(
-            "expected a built-in policy, or the gateway's ledger to run another one over",
-            code=Code.POLICY_OPTION_INVALID,
-            where="--policy",
-            hint="name the ledger with --ledger",
-        )
 
 
 def _reach(asked: Asked, place: Place, opened: Opened) -> Reach:

@@ -24,6 +24,7 @@ from gristmill.gateway.app import Gateway
 from gristmill.gateway.config import GatewayConfig
 from gristmill.ledger import SqliteLedger
 from gristmill.service.app import ServiceApp
+from gristmill.service.connection import BoundedConnection
 from gristmill.service.sweep import Sweep
 
 __all__ = ["Service", "ServiceThread", "Stopped", "check_listener", "run_loop"]
@@ -139,6 +140,7 @@ class Service:
 
     async def stop(self) -> Stopped:
         """Refuse new calls (503), let those in flight end, abort the rest, make all durable, close everything."""
+        self.rollouts.opening = False
         self.gateway.stop_admitting()
         aborted = 0
         try:
@@ -182,7 +184,7 @@ def _server(app: Any, config: GatewayConfig) -> _Server:
     try:
         settings = uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedConnection,
             ws="none",
             lifespan="off",
             log_config=None,

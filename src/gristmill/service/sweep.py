@@ -41,7 +41,11 @@ class Sweep:
         pause_s = min(_LEAST_OFTEN_s, max(_MOST_OFTEN_s, self._after_s / 20))
         while True:
             await asyncio.sleep(pause_s)
-            await self.once(time())
+            try:
+                await self.once(time())
+            except GristmillError as error:
+                # The ledger cannot be read for now; the next sweep tries again.
+                self._rollouts.gateway.log.warning("sweep_failed", code=error.code)
 
     async def once(self, now_s: float) -> list[AttemptKey]:
         """Abandon what is idle at a time (unix seconds), and return which attempts that were."""
