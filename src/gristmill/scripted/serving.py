@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +42,15 @@ def check_loopback(host: str) -> None:
             where="--host",
             hint="the scripted engine answers anybody who reaches it; keep it on 127.0.0.1",
         )
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes event loops: uvloop where it is installed."""
+    try:
+        from uvloop import new_event_loop  # noqa: PLC0415  not on every system
+    except ModuleNotFoundError:
+        return None
+    return new_event_loop
 
 
 class Serving:
@@ -126,8 +136,7 @@ class Serving:
     def _run(self) -> None:
         assert self._server is not None
         server = self._server
-        factory = server.config.get_loop_factory()
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self._serve(server))
 
     async def _serve(self, server: uvicorn.Server) -> None:
