@@ -223,6 +223,11 @@ class Gateway:
         pairs = cast("Sequence[tuple[bytes, bytes]]", scope["headers"])
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in pairs}
         request = Request(found, method, headers, pairs, receive, client)
+        if "upgrade" in headers and method == "POST":
+            # The server stops reading at the upgrade, so that there is no body to understand.
+            raise RequestRefused(
+                400, Code.REQUEST_MALFORMED, "expected HTTP/1.1 without an upgrade, got the header Upgrade", "Upgrade"
+            )
         match found.route.purpose:
             case Purpose.ALIVE:
                 await client.answer(200, b'{"name":"gristmill"}')

@@ -32,9 +32,9 @@ from gristmill.gateway.events import EventSplitter
 from gristmill.gateway.front import Encoder, Front, JsonObject, ServedNames
 from gristmill.gateway.json_text import dump, parse_reply
 from gristmill.gateway.keeping import Ended, Intent, Order, keep
-from gristmill.gateway.outcome import admitted_ids, as_aborted, as_failed, unfinished
+from gristmill.gateway.outcome import admitted_ids, as_aborted, as_broken, as_failed, unfinished
 from gristmill.gateway.upstream.protocol import Ask, UpstreamError, UpstreamFault, UpstreamReply
-from gristmill.ledger.writes import Admit
+from gristmill.ledger.writes import Admit, AdmitAll
 from gristmill.records import CallRecord, Delivery, Dialect
 
 __all__ = ["Call", "Ending"]
@@ -184,10 +184,7 @@ class Call:
         """Make the intent of every choice durable."""
         choices, parent = self._asked.translated.choices, self._asked.parent.parent_call_id
         key = self._attempt.key
-        writes = [self._desk.write(Admit(key, call_id, parent)) for call_id in admitted_ids(self._id, choices)]
-        for outcome in await asyncio.gather(*writes, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await self._desk.write(AdmitAll([Admit(key, call_id, parent) for call_id in admitted_ids(self._id, choices)]))
 
     # ---- the stages --------------------------------------------------------------------------------------------------
 
@@ -339,7 +336,7 @@ class Call:
     async def _engine_broke(self, error: UpstreamError) -> None:
         code = Code.ENGINE_UNREACHABLE if error.fault is UpstreamFault.UNREACHABLE else Code.ENGINE_LOST
         if self._assembly.choices_seen:
-            reply = self._partial()
+            reply = as_broken(self._partial(), f"{code}: {error.message}")
         else:
             reply = as_failed(self._front.dialect, f"{code}: {error.message}", self._asked.translated.choices)
         await self._finish_badly(reply, _FAULT_STATUS[error.fault], code, error.message)

@@ -22,7 +22,16 @@ from gristmill.ledger import StoredCall
 from gristmill.records import CallRecord, Dialect, Exchange, ResponseStatus
 from gristmill.tokens import TokenBook
 
-__all__ = ["admitted_ids", "as_aborted", "as_failed", "as_served", "stored_calls", "tokens_of", "unfinished"]
+__all__ = [
+    "admitted_ids",
+    "as_aborted",
+    "as_broken",
+    "as_failed",
+    "as_served",
+    "stored_calls",
+    "tokens_of",
+    "unfinished",
+]
 
 
 def as_failed(dialect: Dialect, message: str, choices: int, reason: Code = Code.CALL_FAILED) -> Reply:
@@ -33,6 +42,17 @@ def as_failed(dialect: Dialect, message: str, choices: int, reason: Code = Code.
         for index in range(choices)
     )
     return Reply(dialect=dialect, status=ResponseStatus.FAILED, choices=made, error=detail)
+
+
+def as_broken(reply: Reply, why: str) -> Reply:
+    """Say of a reply that broke off what broke it."""
+    made = tuple(
+        msgspec.structs.replace(choice, detail=encodable(f"{choice.detail}; {why}"))
+        if choice.reason is Code.STREAM_TRUNCATED
+        else choice
+        for choice in reply.choices
+    )
+    return msgspec.structs.replace(reply, choices=made)
 
 
 def unfinished(reply: Reply) -> Reply:

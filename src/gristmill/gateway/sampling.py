@@ -1,7 +1,8 @@
 """Requests that sample: room for them, their place in the attempt, and the engine that takes them.
 
-Invariant: a request is refused, answered from the record, or becomes exactly one call; one that is refused after its
-key was accepted is stored as a failed call, so that the rollout says that something was asked.
+Invariant: a request is refused, answered from the record, or becomes exactly one call. One that is refused for what it
+is, or because no engine is there, is stored as a failed call, so that the rollout says that something was asked; one
+that is only asked to come again later is not.
 
 Not here: the path of a call (call).
 """

@@ -50,6 +50,7 @@ from gristmill.records import CallRecord, Delivery, Purpose, Result
 
 __all__ = [
     "Admit",
+    "AdmitAll",
     "Begin",
     "Commit",
     "Deliver",
@@ -176,6 +177,22 @@ class Admit(NamedTuple):
         book.next_intent += 1
         book.lost += 1
         library.change(book)
+
+
+class AdmitAll(NamedTuple):
+    """The calls of one request's choices are about to be made: all of them or none."""
+
+    calls: Sequence[Admit]
+
+    def apply(self, library: Library) -> None:
+        """Add the intents."""
+        names = [call.call_id for call in self.calls]
+        for call in self.calls:
+            book = library.look(call.key)
+            if call.call_id in book.intents or call.call_id in book.outcomes or names.count(call.call_id) > 1:
+                raise reused(call.call_id, f"expected new call ids, got {call.call_id} again")
+        for call in self.calls:
+            call.apply(library)
 
 
 class Commit(NamedTuple):

@@ -33,7 +33,7 @@ __all__ = ["CHAT", "COMPLETIONS", "PassEncoder", "PassFront", "openai_error", "w
 
 _DONE: Final = b"data: [DONE]\n\n"
 _ROOT_TOKENS: Final = frozenset(
-    {"prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params", "sglext", "routed_experts"}
+    {"prompt_token_ids", "kv_transfer_params", "ec_transfer_params", "sglext", "routed_experts"}
 )
 _CHOICE_TOKENS: Final = (
     "token_ids",
