@@ -92,7 +92,7 @@ class AttemptCheck:
         if sent.fate is None:
             self._say(sent.call_id, f"what became of {sent.nonce} was never noted")
         if sent.fate is not Fate.ACKNOWLEDGED:
-            if sent.reply.finish_seen and sent.call_id not in self._records:
+            if sent.reply.finishes >= sent.n and sent.call_id not in self._records:
                 self._say(sent.call_id, f"the client of {sent.nonce} was told of its end, and there is no record")
             return
         if sent.call_id is None:

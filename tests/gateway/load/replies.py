@@ -57,14 +57,14 @@ class SaidReply(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         complete: the protocol's end came.
-        finish_seen: the client was told why the reply ended, which is what clients act on.
+        finishes: for how many choices the client was told why they ended, which is what clients act on.
         failed: the client was told that the reply failed.
     """
 
     response_id: str = ""
     choices: tuple[Said, ...] = ()
     complete: bool = False
-    finish_seen: bool = False
+    finishes: int = 0
     failed: bool = False
 
 
@@ -112,7 +112,7 @@ def _chat_said(message: Json, finish: str | None) -> Said:
 
 def _chat_body(body: Mapping[str, Any]) -> SaidReply:
     choices = tuple(_chat_said(choice["message"], choice["finish_reason"]) for choice in body["choices"])
-    return SaidReply(response_id=body["id"], choices=choices, complete=True, finish_seen=True)
+    return SaidReply(response_id=body["id"], choices=choices, complete=True, finishes=len(choices))
 
 
 def _chat_stream(events: Iterable[Json], raw: bytes) -> SaidReply:
@@ -134,7 +134,7 @@ def _chat_stream(events: Iterable[Json], raw: bytes) -> SaidReply:
         response_id=response_id,
         choices=choices,
         complete=done and finished and not failed,
-        finish_seen=bool(finishes) or done,
+        finishes=len(finishes),
         failed=failed,
     )
 
@@ -153,7 +153,7 @@ def _join_delta(message: Json, delta: Json) -> None:
 
 def _completions_body(body: Mapping[str, Any]) -> SaidReply:
     choices = tuple(Said(choice["text"], finish=choice["finish_reason"]) for choice in body["choices"])
-    return SaidReply(response_id=body["id"], choices=choices, complete=True, finish_seen=True)
+    return SaidReply(response_id=body["id"], choices=choices, complete=True, finishes=len(choices))
 
 
 def _completions_stream(events: Iterable[Json], raw: bytes) -> SaidReply:
@@ -172,7 +172,7 @@ def _completions_stream(events: Iterable[Json], raw: bytes) -> SaidReply:
         response_id=response_id,
         choices=tuple(Said(texts[index], finish=finishes.get(index)) for index in sorted(texts)),
         complete=done and bool(texts) and texts.keys() == finishes.keys() and not failed,
-        finish_seen=bool(finishes) or done,
+        finishes=len(finishes),
         failed=failed,
     )
 
@@ -195,7 +195,7 @@ def _responses_body(body: Mapping[str, Any]) -> SaidReply:
     said = Said(text, reasoning, tuple(tools), body["status"], tuple(body["output"]))
     ended = body["status"] in {"completed", "incomplete"}
     return SaidReply(
-        response_id=body["id"], choices=(said,), complete=ended, finish_seen=ended, failed=body["status"] == "failed"
+        response_id=body["id"], choices=(said,), complete=ended, finishes=int(ended), failed=body["status"] == "failed"
     )
 
 
@@ -227,12 +227,12 @@ def _messages_body(body: Mapping[str, Any]) -> SaidReply:
     echo = {"role": "assistant", "content": body["content"]}
     said = Said(text, reasoning, tuple(tools), body["stop_reason"], (echo,))
     ended = body["stop_reason"] is not None
-    return SaidReply(response_id=body["id"], choices=(said,), complete=ended, finish_seen=ended)
+    return SaidReply(response_id=body["id"], choices=(said,), complete=ended, finishes=int(ended))
 
 
 def _messages_stream(events: Iterable[Json], raw: bytes) -> SaidReply:
     body: Json = {"id": "", "content": [], "stop_reason": None}
-    complete = failed = finish_seen = False
+    complete = failed = finished = False
     for event in events:
         match event["type"]:
             case "message_start":
@@ -248,15 +248,15 @@ def _messages_stream(events: Iterable[Json], raw: bytes) -> SaidReply:
                     block["input"] = orjson.loads(block["input"] or "{}")
             case "message_delta":
                 body["stop_reason"] = event["delta"]["stop_reason"]
-                finish_seen = body["stop_reason"] is not None
+                finished = body["stop_reason"] is not None
             case "message_stop":
                 complete = True
             case "error":
                 failed = True
             case _:
                 pass
-    if not complete or not finish_seen:
-        return SaidReply(response_id=body["id"], finish_seen=finish_seen or complete, failed=failed)
+    if not complete or not finished:
+        return SaidReply(response_id=body["id"], finishes=int(finished or complete), failed=failed)
     return _messages_body(body)
 
 
