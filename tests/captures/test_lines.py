@@ -20,7 +20,7 @@ from gristmill.captures import (
     write_lines,
 )
 from gristmill.captures.call_line import CALL_KEYS
-from gristmill.captures.exact import dumps, plain_numbers
+from gristmill.captures.exact import dumps, plain_numbers, written_string
 from gristmill.captures.exchange_line import EXCHANGE_KEYS
 from gristmill.errors import Code, DecodeError, InternalError
 from gristmill.records import (
@@ -477,6 +477,13 @@ def test_exact_writing() -> None:
     for wrong in (float("nan"), object(), b""):
         with pytest.raises(InternalError):
             dumps(wrong)
+
+
+# Strings of any kind and length are written by two ways that must agree, or equal texts would be stored twice.
+@pytest.mark.parametrize("text", ["", '"', "\\", "/", "\x7f", "é", "\ud800", "\U0001f600", *map(chr, range(32))])
+def test_strings_are_written_alike(text: str) -> None:
+    for long in (text, "a" * 40 + text, text * 60, text + "b" * 300):
+        assert written_string(long) == json.dumps(long)
 
 
 # Settings are used as numbers; what no float can hold must not become infinite.

@@ -16,11 +16,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from json.encoder import encode_basestring_ascii
 from typing import Any, Final, cast
 
 from gristmill.canonical import JsonValue, RepeatedKeys
-from gristmill.captures.exact import dumps
+from gristmill.captures.exact import dumps, written_string
 from gristmill.errors import Code, LedgerError
 
 __all__ = ["Piece", "cut", "expander", "piece_digest", "written"]
@@ -45,28 +44,35 @@ class Piece:
 
     def __init__(self, parts: Iterable[str | Piece]) -> None:
         merged: list[bytes | Piece] = []
+        digested: list[bytes] = []
         texts: list[str] = []
         for part in parts:
             if isinstance(part, str):
                 texts.append(part)
                 continue
             if texts:
-                merged.append("".join(texts).encode("ascii"))
+                text = "".join(texts).encode("ascii")
+                merged.append(text)
+                digested.append(text)
                 texts.clear()
             merged.append(part)
+            digested += (b"\x01", part.digest)
         if texts:
-            merged.append("".join(texts).encode("ascii"))
+            text = "".join(texts).encode("ascii")
+            merged.append(text)
+            digested.append(text)
         self.parts: Final = merged
-        self.digest: Final = piece_digest(part if isinstance(part, bytes) else b"\x01" + part.digest for part in merged)
+        self.digest: Final = piece_digest(digested)
 
     def text(self, number_of: Callable[[Piece], int]) -> bytes:
         """Write the piece with references to the pieces in it."""
         return b"".join(part if isinstance(part, bytes) else b"\x01%d\x01" % number_of(part) for part in self.parts)
 
 
-def piece_digest(parts: Iterable[bytes]) -> bytes:
+def piece_digest(parts: Sequence[bytes]) -> bytes:
     """Digest texts, and digests of pieces with the character before them that no text holds."""
-    return sha256(b"".join(parts)).digest()[:DIGEST_BYTES]
+    whole = parts[0] if len(parts) == 1 else b"".join(parts)
+    return sha256(whole).digest()[:DIGEST_BYTES]
 
 
 def written(value: JsonValue, where: str) -> bytes:
@@ -105,13 +111,16 @@ _Parts = list["str | Piece"]
 
 
 def _size(parts: Sequence[str | Piece]) -> int:
-    return sum(len(part) if isinstance(part, str) else _REFERENCE for part in parts)
+    size = 0
+    for part in parts:
+        size += len(part) if isinstance(part, str) else _REFERENCE
+    return size
 
 
 def _parts(value: JsonValue, depth: int) -> _Parts:
     kind = cast("type[Any]", type(value))
     if kind is str:
-        text = encode_basestring_ascii(value)
+        text = written_string(value)
         return [text] if len(text) < _LONG_TEXT else [Piece((text,))]
     if depth < _DEPTH:
         if kind is dict or kind is RepeatedKeys:
@@ -123,15 +132,30 @@ def _parts(value: JsonValue, depth: int) -> _Parts:
 
 def _object(members: Mapping[str, JsonValue], depth: int) -> _Parts:
     parts: _Parts = []
+    texts: list[str] = []
     opening = "{"
     for key, member in members.pairs if isinstance(members, RepeatedKeys) else members.items():
-        parts.append(f"{opening}{encode_basestring_ascii(key)}:")
+        texts += (opening, written_string(key), ":")
         opening = ","
+        if member.__class__ is str:
+            text = written_string(member)
+            if len(text) < _LONG_TEXT:
+                texts.append(text)
+            else:
+                parts += ("".join(texts), Piece((text,)))
+                texts.clear()
+            continue
         inner = _parts(member, depth + 1)
         if not depth and _size(inner) >= _LONG_TEXT:
             inner = [Piece(inner)]
-        parts += inner
-    parts.append("}" if parts else "{}")
+        for part in inner:
+            if isinstance(part, str):
+                texts.append(part)
+            else:
+                parts += ("".join(texts), part)
+                texts.clear()
+    texts.append("}" if opening == "," else "{}")
+    parts.append("".join(texts))
     return parts
 
 

@@ -198,9 +198,10 @@ def check_delta(record: CallRecord, delta: TokenDelta) -> None:
     if (record.base_call_id is None) is not (prev_len == 0):
         raise _mismatch(record, "a base exactly if tokens are shared", f"{record.base_call_id!r} with {prev_len}")
     context = size - sampled
-    if delta.mask_T[:context].any() or not (delta.mask_T[context:] == 1).all():
+    # As bytes: for some thousand tokens that is several times faster than in numpy, and -0.0 differs from 0.0.
+    if delta.mask_T.tobytes() != bytes(context) + b"\x01" * sampled:
         raise _mismatch(record, f"a mask of {context} context and {sampled} sampled tokens", "another")
-    if delta.logprobs_T[:context].view(np.uint32).any():
+    if delta.logprobs_T[:context].tobytes() != bytes(4 * context):
         raise _mismatch(record, "log-probability 0.0 for context", "others")
 
 

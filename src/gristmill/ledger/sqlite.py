@@ -107,7 +107,7 @@ class SqliteReader:
             try:
                 connection.execute("BEGIN")
                 # Another program may have brought the file to a newer schema since it was opened.
-                check_version(read_version(connection, self.path) or 0, self.path)
+                check_version(connection.execute("PRAGMA user_version").fetchone()[0], self.path)
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:

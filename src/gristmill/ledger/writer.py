@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.book import Library
-from gristmill.ledger.database import check_version, read_version, translated
+from gristmill.ledger.database import check_version, translated
 from gristmill.ledger.imports import Import
 from gristmill.ledger.writes import Write
 
@@ -183,7 +183,7 @@ class Writer:
 
     def _check_schema(self) -> None:
         """Write nothing more into a file that another program has brought to another schema."""
-        version = read_version(self._connection, self._path) or 0
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         try:
             check_version(version, self._path)
         except LedgerError as error:
