@@ -70,11 +70,17 @@ def unfinished(reply: Reply) -> Reply:
 
 
 def as_aborted(reply: Reply, why: str, choices: int) -> Reply:
-    """Mark a reply that the gateway broke off; what had been sampled by then stays with it."""
+    """Mark a reply that the gateway broke off; what had been sampled by then stays with it.
+
+    A choice that had come to its own end by then is complete, whoever was still there to read it.
+    """
     known = {choice.index: choice for choice in reply.choices if choice.index < choices}
     made: list[ReplyChoice] = []
     for index in range(choices):
         choice = known.get(index, ReplyChoice(index=index))
+        if choice.finish_reason is not None and choice.reason is None:
+            made.append(choice)
+            continue
         detail = why if choice.token_ids is not None else f"{why}; {Code.TOKEN_IDS_MISSING}"
         status = ResponseStatus.INCOMPLETE if choice.finish_reason is not None else ResponseStatus.UNKNOWN
         made.append(msgspec.structs.replace(choice, response_status=status, reason=Code.ABORTED, detail=detail))
