@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -58,6 +59,8 @@ def main() -> int:
     seed = random.randrange(2**31) if given.seed is None else given.seed
     folder = Path(tempfile.mkdtemp(prefix="gristmill-load-")) if given.keep is None else given.keep
     folder.mkdir(parents=True, exist_ok=True)
+    # Whoever ends this program ends the processes that it started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     plan = Plan(rollouts=given.rollouts, calls=given.calls, at_once=given.at_once, kills=given.kills, seed=seed)
     sys.stdout.write(f"seed          {seed}\n")
     sys.stdout.flush()

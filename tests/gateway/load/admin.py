@@ -16,12 +16,16 @@ import orjson
 from gristmill.ledger import AttemptKey
 from tests.gateway.load.processes import GatewayProcess
 
-__all__ = ["Admin", "Minted", "PATIENCE_s"]
+__all__ = ["Admin", "Minted", "PATIENCE_s", "Refused"]
 
 Json = dict[str, Any]
 
 PATIENCE_s: Final = 90.0
 """How long a gateway may be away before a run fails."""
+
+
+class Refused(Exception):
+    """The admin API refused what it should have done."""
 
 
 class Minted(NamedTuple):
@@ -74,7 +78,7 @@ class Admin:
                 below = told["prefix_base_urls"]["anthropic"]
                 return Minted(AttemptKey(told["rollout_id"], told["attempt"]), told["key"], told["base_url"], below)
             if not failures or told["error"]["code"] != "key_exists":
-                raise RuntimeError(f"expected to open {key}, got {status}: {told}")
+                raise Refused(f"expected to open {key}, got {status}: {told}")
             self.orphans.add(key)
             key = AttemptKey(key.rollout_id, key.attempt + 100)
 
@@ -82,5 +86,5 @@ class Admin:
         """Do `finish`, `freeze` or `abandon`."""
         status, told, failures = await self._post(f"/rollouts/{key.rollout_id}/{key.attempt}/{act}", body)
         if status != 200 and not (failures and act == "abandon"):
-            raise RuntimeError(f"expected to {act} {key}, got {status}: {told}")
+            raise Refused(f"expected to {act} {key}, got {status}: {told}")
         return told

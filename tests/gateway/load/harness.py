@@ -210,7 +210,11 @@ class Harness:
 
     def _judge(self, sent: Sent, raw: bytes, *, whole: bool, streamed: bool) -> None:
         if sent.status == 200:
-            sent.reply = read_reply(self._dialect, raw, streamed=streamed, whole=whole)
+            try:
+                sent.reply = read_reply(self._dialect, raw, streamed=streamed, whole=whole)
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                sent.fate, sent.problem = Fate.BROKEN, repr(error)
+                self._journal.violations.append(f"{sent.nonce}: its client cannot read {raw[-300:]!r}: {error!r}")
         if sent.fate is not None:
             return
         if sent.status == 200 and sent.reply.complete:

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from gristmill.ledger import AttemptKey, AttemptState
-from tests.gateway.load.admin import Admin
+from tests.gateway.load.admin import Admin, Refused
 from tests.gateway.load.engine import read_log
 from tests.gateway.load.harness import Harness
 from tests.gateway.load.journal import Fate, Journal
@@ -140,9 +140,8 @@ async def _load(plan: Plan, gateway: GatewayProcess, journal: Journal) -> None:
                 for number in range(plan.rollouts)
             ]
             await asyncio.wait(rollouts)
-            # Where the last kill was due is never reached if a rollout has failed.
-            if any(done.exception() for done in rollouts):
-                killing.cancel()
+            # Where a rollout has failed, the moment of the last kill is never reached.
+            killing.cancel()
         await _freeze_again(admin, journal)
         journal.orphans |= admin.orphans
 
@@ -161,13 +160,16 @@ async def _rollout(
         await harness.run()
 
     async with room:
-        if draw.random() >= _SECOND_ATTEMPTS:
-            await attempt(0)
-        elif draw.random() < 0.5:
-            await attempt(0)
-            await attempt(1)
-        else:
-            await asyncio.gather(attempt(0), attempt(1))
+        try:
+            if draw.random() >= _SECOND_ATTEMPTS:
+                await attempt(0)
+            elif draw.random() < 0.5:
+                await attempt(0)
+                await attempt(1)
+            else:
+                await asyncio.gather(attempt(0), attempt(1))
+        except (TimeoutError, Refused) as error:
+            journal.violations.append(f"{name}: cannot go on: {error}")
 
 
 async def _kill(plan: Plan, gateway: GatewayProcess, journal: Journal) -> None:
@@ -195,6 +197,10 @@ async def _freeze_again(admin: Admin, journal: Journal) -> None:
     """See that what was frozen before the last kill is still what it was."""
     frozen = [each for each in journal.attempts.values() if each.state is AttemptState.FROZEN]
     for attempt in frozen[:_FROZEN_AGAIN]:
-        told: dict[str, Any] = await admin.act(attempt.key, "freeze")
+        try:
+            told: dict[str, Any] = await admin.act(attempt.key, "freeze")
+        except Refused as error:
+            journal.violations.append(f"{attempt.key}: cannot be frozen again: {error}")
+            continue
         if told["snapshot_id"] != attempt.snapshot_id:
             journal.violations.append(f"{attempt.key}: frozen as {attempt.snapshot_id}, now {told['snapshot_id']}")
