@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from gristmill.cli.serve import _OPTIONS, takes_settings
+from gristmill.cli.serve import _OPTIONS, _serve, takes_settings
 from gristmill.gateway.config import GatewayConfig
 from gristmill.gateway.settings import SETTINGS
-from gristmill.ledger import SqliteReader
+from gristmill.ledger import SqliteLedger, SqliteReader
 from gristmill.scripted import ScriptedEngine
 from tests.cli.stories import run
-from tests.service.gateways import SCRIPT, request, user
+from tests.service.gateways import SCRIPT, config_of, request, user
 
 MAIN = "import sys; from gristmill.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -197,3 +198,47 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, engine: str) -> None:
     with SqliteReader(ledger) as store:
         counts = store.counts()
     assert counts.calls + counts.lost == 1
+
+
+def serve_here(
+    config: GatewayConfig, capfd: pytest.CaptureFixture[str], signals: int, *, as_json: bool
+) -> tuple[int, str]:
+    """Serve in this process until it has said where, then send signals to it."""
+
+    async def main() -> tuple[int, str]:
+        serving = asyncio.ensure_future(_serve(config, as_json=as_json))
+        said = ""
+        # It takes signals from its first step on.
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            while signals and not (said.endswith("\n") and ("admin" in said or as_json)):
+                await asyncio.sleep(0.01)
+                said += capfd.readouterr().out
+            for _ in range(max(1, signals)):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(0)
+            return await serving, said
+
+    return asyncio.run(main())
+
+
+def test_serving_in_this_process(tmp_path: Path, engine: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """What it prints is an address that works, for people and for programs."""
+    config = config_of(engine, tmp_path / "run.gristmill")
+    code, said = serve_here(config, capfd, 1, as_json=True)
+    assert code == 0
+    assert json.loads(said)["ledger"] == str(config.ledger)
+    code, said = serve_here(config, capfd, 1, as_json=False)
+    assert code == 0
+    assert said.startswith("gateway  http://127.0.0.1:")
+    assert f"admin    key in {config.admin_key_path}" in said
+    code, _ = serve_here(config, capfd, 2, as_json=False)
+    assert code == 130
+
+
+def test_a_signal_before_it_listens(tmp_path: Path, engine: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A deployment that is stopped at once must leave the ledger free."""
+    ledger = tmp_path / "run.gristmill"
+    code, said = serve_here(config_of(engine, ledger), capfd, 0, as_json=True)
+    assert (code, said) == (0, "")
+    SqliteLedger(ledger).close()

@@ -10,7 +10,7 @@ import pytest
 
 from gristmill.errors import ConfigError
 from gristmill.ledger import AttemptKey
-from gristmill.service.child import Ended, check_program, child_environment, clean_environment, run_child
+from gristmill.service.child import Ended, _Forward, check_program, child_environment, clean_environment, run_child
 from gristmill.service.harnesses import Setup
 
 KEY = AttemptKey("r1", 2)
@@ -108,6 +108,22 @@ def test_signals_go_on_to_the_child() -> None:
         assert output.readline() == "child SIGTERM\n"
         assert output.readline() == "5\n"
     assert parent.returncode == 0
+
+
+def test_signals_of_this_process_go_on(capfd: pytest.CaptureFixture[str]) -> None:
+    """The scheduler knows one process, and means the harness."""
+    source = "import os, signal, time; signal.signal(signal.SIGHUP, lambda *_: os._exit(9)); "
+    source += f"os.kill({os.getpid()}, signal.SIGHUP); time.sleep(30)"
+    assert run_child([sys.executable, "-c", source], dict(os.environ)) == Ended(9)
+
+
+def test_signals_before_the_child_is_there_are_kept() -> None:
+    """A signal in the wrong millisecond must not be lost."""
+    forward = _Forward()
+    forward(signal.SIGTERM, None)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"]) as child:
+        forward.to(child)
+        assert child.wait(20) == -signal.SIGTERM
 
 
 def test_handlers_are_put_back() -> None:

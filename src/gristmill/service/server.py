@@ -104,7 +104,8 @@ class Service:
     async def _start(self) -> None:
         config, stack = self.config, self._stack
         listener = stack.enter_context(contextlib.closing(_bind(config)))
-        self.ledger = await asyncio.to_thread(SqliteLedger, config.ledger)
+        # Nothing else runs yet; in a thread of its own it would go on where this start is cancelled.
+        self.ledger = SqliteLedger(config.ledger)
         stack.push_async_callback(asyncio.to_thread, self.ledger.close)
         self.gateway = Gateway(config, self.ledger)
         app = ServiceApp(self.gateway, self.ledger, config)
