@@ -22,6 +22,7 @@ from gristmill.ledger import (
     SqliteLedger,
     SqliteReader,
 )
+from gristmill.ledger.writes import Admit, AdmitAll
 from gristmill.records import UNLABELLED, Purpose, PurposeLabel, Result
 from tests.ledger.attempts import ODD_JSON, comparable, fill, lone, refused
 
@@ -246,6 +247,17 @@ def test_exact_numbers_of_a_setup_are_plain_when_read(ledger: Ledger) -> None:
     setup = ledger.setup(KEY)
     assert setup is not None
     assert setup.overrides == {"temperature": 0.7}
+
+
+def test_the_choices_of_a_request_are_admitted_together(tmp_path: Path) -> None:
+    # One intent without the others would be a call that was never made, and counts as lost.
+    with SqliteLedger(tmp_path / "x.ledger") as ledger:
+        ledger.submit(AdmitAll([Admit(KEY, "a", None), Admit(KEY, "a#1", None)])).result()
+        for names in (("b", "a"), ("b", "b")):
+            refused(Code.CALL_IDENTITY_REUSED, ledger.submit(AdmitAll([Admit(KEY, n, None) for n in names])).result)
+        assert [lost.model_call_id for lost in ledger.read(KEY)[0].lost] == ["a", "a#1"]
+        ledger.finish(KEY, Result(value=1))
+        refused(Code.ATTEMPT_CLOSED, ledger.submit(AdmitAll([Admit(KEY, "c", None)])).result)
 
 
 def test_the_room_on_the_disk_is_told(tmp_path: Path) -> None:

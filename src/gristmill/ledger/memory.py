@@ -14,6 +14,7 @@ from gristmill.errors import Code, LedgerError
 from gristmill.ledger.bodies import written
 from gristmill.ledger.book import check_names, closed_error, name_of, unknown_attempt
 from gristmill.ledger.calls import check_delta, own_purpose, own_record
+from gristmill.ledger.endings import FROZEN_STATES
 from gristmill.ledger.imports import calls_of, differs, own_capture
 from gristmill.ledger.protocol import (
     LATE_REASON,
@@ -31,8 +32,6 @@ from gristmill.ledger.writes import check_base, prepare_result, reused, unknown_
 from gristmill.records import CallRecord, Capture, Delivery, LostCall, Purpose, Result
 
 __all__ = ["MemoryLedger"]
-
-_FROZEN = frozenset({AttemptState.FROZEN, AttemptState.ABANDONED})
 
 
 class _Attempt:
@@ -116,7 +115,7 @@ class MemoryLedger:
         """Yield the key digests that open an attempt, with their attempts."""
         for key, attempt in tuple(self._attempts.items()):
             digest = None if attempt.setup is None else attempt.setup.key_digest
-            if digest is not None and not attempt.revoked and attempt.state not in _FROZEN:
+            if digest is not None and not attempt.revoked and attempt.state not in FROZEN_STATES:
                 yield digest, key
 
     def admit(self, key: AttemptKey, model_call_id: str, parent_call_id: str | None = None) -> None:
@@ -139,7 +138,7 @@ class MemoryLedger:
         """Store the calls of one reply, all or none, and return their ordinals."""
         check_names(key)
         attempt = self._begun(key)
-        if attempt.state in _FROZEN:
+        if attempt.state in FROZEN_STATES:
             raise closed_error(key, attempt.state, "takes outcomes")
         ids = dict(attempt.ids)
         for call in calls:
@@ -168,7 +167,7 @@ class MemoryLedger:
         """Say why an admitted call has no outcome and will get none."""
         check_names(key, model_call_id, reason)
         attempt = self._known(key)
-        if attempt.state in _FROZEN:
+        if attempt.state in FROZEN_STATES:
             raise closed_error(key, attempt.state, "takes outcomes")
         if model_call_id in attempt.ids:
             raise reused(model_call_id, f"expected a call without outcome, {model_call_id} has one")
@@ -195,7 +194,7 @@ class MemoryLedger:
     def label(self, key: AttemptKey, labels: Mapping[str, Purpose]) -> None:
         """Append purposes by call id, all or none."""
         attempt = self._known(key)
-        if attempt.state in _FROZEN:
+        if attempt.state in FROZEN_STATES:
             raise closed_error(key, attempt.state, "takes labels")
         for call_id, purpose in labels.items():
             if call_id not in attempt.ids and not attempt.admitted(call_id):
@@ -218,7 +217,7 @@ class MemoryLedger:
                     where=key.rollout_id,
                 )
             return
-        if attempt.state in _FROZEN:
+        if attempt.state in FROZEN_STATES:
             raise closed_error(key, attempt.state, "takes a result")
         attempt.result, attempt.state = result, AttemptState.FINISHED
         self._change(key, attempt)
@@ -336,7 +335,7 @@ class MemoryLedger:
 
     def _freeze(self, key: AttemptKey, state: AttemptState) -> str:
         attempt = self._known(key)
-        if attempt.state not in _FROZEN:
+        if attempt.state not in FROZEN_STATES:
             attempt.state = state
             self._change(key, attempt)
         return self._digest(key, attempt)
@@ -344,7 +343,7 @@ class MemoryLedger:
     def retire(self, key: AttemptKey, snapshot_id: str) -> None:
         """Delete a frozen attempt that has not changed."""
         attempt = self._known(key)
-        if attempt.state not in _FROZEN or self._digest(key, attempt) != snapshot_id:
+        if attempt.state not in FROZEN_STATES or self._digest(key, attempt) != snapshot_id:
             raise LedgerError(
                 f"expected a frozen attempt with snapshot {snapshot_id}, {name_of(key)} is another",
                 code=Code.MANIFEST_DIFFERS,

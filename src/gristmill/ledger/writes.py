@@ -3,16 +3,17 @@
 Invariant: a write checks everything before it changes anything, so that one that is refused leaves no trace and the
 transaction it shares with others goes on.
 
+The writes of setups, endings and imports stand in modules of their own; whoever submits writes imports them from here.
+
 Not here: transactions and threads (writer), whole attempts (imports).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from gristmill.errors import Code, LedgerError
-from gristmill.ledger.bodies import written
 from gristmill.ledger.book import AttemptBook, Library, check_names, closed_error, name_of
 from gristmill.ledger.calls import (
     TokenBlobs,
@@ -21,7 +22,15 @@ from gristmill.ledger.calls import (
     exchange_checksum,
     label_checksum,
     pack_delta,
-    result_checksum,
+)
+from gristmill.ledger.endings import (
+    FROZEN_STATES,
+    Finish,
+    Freeze,
+    KeepSnapshot,
+    PreparedResult,
+    Retire,
+    prepare_result,
 )
 from gristmill.ledger.exchanges import CutExchange, cut_exchange
 from gristmill.ledger.protocol import AttemptKey, AttemptState, StoredCall
@@ -32,21 +41,17 @@ from gristmill.ledger.schema import (
     INTENTS,
     LABELS,
     PARTS,
-    RESULTS,
-    TABLES,
     TOKENS,
     CallRow,
     DeliveryRow,
     ExchangeRow,
     IntentRow,
     LabelRow,
-    ResultRow,
     TokenRow,
     part_no,
-    part_range,
 )
 from gristmill.ledger.setups import Begin, Revoke
-from gristmill.records import CallRecord, Delivery, Purpose, Result
+from gristmill.records import CallRecord, Delivery, Purpose
 
 __all__ = [
     "Admit",
@@ -74,8 +79,6 @@ __all__ = [
 
 ValueT_co = TypeVar("ValueT_co", covariant=True)
 
-_FROZEN = frozenset({AttemptState.FROZEN, AttemptState.ABANDONED})
-
 
 class Write(Protocol[ValueT_co]):
     """Something the writer does in a transaction."""
@@ -95,20 +98,6 @@ class PreparedCall(NamedTuple):
     exchange: CutExchange | None
 
 
-class PreparedResult(NamedTuple):
-    """A result, encoded."""
-
-    reward: float | None
-    group_id: str | None
-    value: bytes
-    metadata: bytes
-
-    def row(self, attempt_no: int) -> ResultRow:
-        """Return the row of an attempt's result."""
-        crc = result_checksum(self.value, self.metadata, self.reward, self.group_id)
-        return ResultRow(attempt_no, *self, crc)
-
-
 def prepare_call(key: AttemptKey, call: StoredCall) -> PreparedCall:
     """Check and encode an outcome; everything that needs no database.
 
@@ -124,19 +113,6 @@ def prepare_call(key: AttemptKey, call: StoredCall) -> PreparedCall:
         None if call.tokens is None else pack_delta(record, call.tokens),
         None if call.exchange is None else cut_exchange(call.exchange),
     )
-
-
-def prepare_result(result: Result) -> PreparedResult:
-    """Check and encode a result.
-
-    Raises:
-        LedgerError: `option_invalid`, it is no JSON, or the reward is no finite number.
-    """
-    reward = result.reward
-    if reward is not None and not -float("inf") < reward < float("inf"):
-        raise LedgerError(f"expected a finite reward, got {reward}", code=Code.OPTION_INVALID, where="$.reward")
-    value, metadata = written(result.value, "$.result"), written(dict(result.metadata), "$.metadata")
-    return PreparedResult(None if reward is None else float(reward), result.group_id, value, metadata)
 
 
 def reused(call_id: str, message: str) -> LedgerError:
@@ -204,7 +180,7 @@ class Commit(NamedTuple):
     def apply(self, library: Library) -> tuple[int, ...]:
         """Add the outcomes and return their ordinals."""
         book = library.look(self.key)
-        if book.state in _FROZEN:
+        if book.state in FROZEN_STATES:
             raise closed_error(self.key, book.state, "takes outcomes")
         fresh: dict[str, int | None] = {}
         for call in self.calls:
@@ -298,7 +274,7 @@ class Lose(NamedTuple):
     def apply(self, library: Library) -> None:
         """Give the intent its reason."""
         book = library.known(self.key)
-        if book.state in _FROZEN:
+        if book.state in FROZEN_STATES:
             raise closed_error(self.key, book.state, "takes outcomes")
         if self.call_id in book.outcomes:
             raise reused(self.call_id, f"expected a call without outcome, {self.call_id} has one")
@@ -339,7 +315,7 @@ class Label(NamedTuple):
     def apply(self, library: Library) -> None:
         """Append the events."""
         book = library.known(self.key)
-        if book.state in _FROZEN:
+        if book.state in FROZEN_STATES:
             raise closed_error(self.key, book.state, "takes labels")
         for call_id, purpose in self.labels.items():
             if call_id not in book.outcomes and call_id not in book.intents:
@@ -355,90 +331,3 @@ class Label(NamedTuple):
             library.add(LABELS, LabelRow(label_no, call_id, purpose.label, purpose.evidence, now_s, crc))
             book.next_label += 1
         library.change(book)
-
-
-class Finish(NamedTuple):
-    """What the harness handed back."""
-
-    key: AttemptKey
-    result: PreparedResult
-
-    def apply(self, library: Library) -> None:
-        """Store the result; the same one again changes nothing."""
-        library.look(self.key)
-        book = library.begin(self.key)
-        row = self.result.row(book.attempt_no)
-        stored = RESULTS.one(library.connection, "WHERE attempt_no = ?", (book.attempt_no,))
-        if stored == row:
-            return
-        if stored is not None:
-            raise LedgerError(
-                f"expected the result that {name_of(self.key)} has already, got another",
-                code=Code.ATTEMPT_DIFFERS,
-                where=self.key.rollout_id,
-            )
-        if book.state in _FROZEN:
-            raise closed_error(self.key, book.state, "takes a result")
-        library.insert(RESULTS, row)
-        book.state = AttemptState.FINISHED
-        library.change(book)
-
-
-class Freeze(NamedTuple):
-    """No more calls; returns the snapshot id where it is known."""
-
-    key: AttemptKey
-    state: AttemptState
-
-    def apply(self, library: Library) -> str | None:
-        """Set the state."""
-        book = library.known(self.key)
-        if self.state == AttemptState.ABANDONED and book.state != AttemptState.OPEN:
-            raise closed_error(self.key, book.state, "is open")
-        if book.state not in _FROZEN:
-            book.state = self.state
-            library.change(book)
-        return book.snapshot_id
-
-
-class KeepSnapshot(NamedTuple):
-    """The digest of a frozen attempt after `deliveries` delivery events; returns whether it still is the one."""
-
-    key: AttemptKey
-    snapshot_id: str
-    deliveries: int
-
-    def apply(self, library: Library) -> bool:
-        """Keep the snapshot id."""
-        book = library.known(self.key)
-        if book.next_delivery != self.deliveries:
-            return False
-        library.change(book)
-        book.snapshot_id = self.snapshot_id
-        return True
-
-
-class Retire(NamedTuple):
-    """An attempt that is stored elsewhere may go."""
-
-    key: AttemptKey
-    snapshot_id: str
-
-    def apply(self, library: Library) -> None:
-        """Delete everything of the attempt."""
-        book = library.known(self.key)
-        if book.state not in _FROZEN or book.snapshot_id != self.snapshot_id:
-            raise LedgerError(
-                f"expected a frozen attempt with snapshot {self.snapshot_id}, {name_of(self.key)} is another",
-                code=Code.MANIFEST_DIFFERS,
-                where=self.key.rollout_id,
-            )
-        library.write_rows()
-        bounds = part_range(book.attempt_no)
-        for table in reversed(TABLES):
-            if table.key == "attempt_no":
-                delete: tuple[str, tuple[Any, ...]] = (f"{table.key} = ?", (book.attempt_no,))
-            else:
-                delete = (f"{table.key} BETWEEN ? AND ?", bounds)
-            library.connection.execute(f"DELETE FROM {table.name} WHERE {delete[0]}", delete[1])
-        library.close_book(self.key)
