@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gristmill.errors import Code
-from gristmill.ledger.writes import Admit, Commit
+from gristmill.ledger.writes import AdmitAll, Commit
 from gristmill.records import Dialect, ItemKind
 from tests.gateway.running import (
     DIALECTS,
@@ -245,7 +245,7 @@ def test_a_call_that_cannot_be_admitted_never_reaches_the_engine(
         engine = engine_of({"content": "Hello there."})
         async with engine.serve() as url, gateway(tmp_path, url) as running:
             rollout = await running.begin()
-            disk = running.disk(Admit)
+            disk = running.disk(AdmitAll)
             disk.refuse(1)
             answer = await rollout.ask(dialect, stream=stream)
             assert answer.status == 503
