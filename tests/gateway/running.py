@@ -25,6 +25,7 @@ from gristmill.gateway.settings import load_settings
 from gristmill.ledger import AttemptKey, AttemptSetup, SqliteLedger
 from gristmill.records import CallRecord, Capture, Dialect, Exchange
 from gristmill.scripted import ScriptedEngine, Seen
+from gristmill.service.connection import BoundedConnection
 from tests.gateway.upstream.wire import FakeEngine, Wire, until
 from tests.gateway.upstream.wire import Seen as Asked
 
@@ -558,7 +559,7 @@ async def gateway(
     server = _Server(
         uvicorn.Config(
             app.app,
-            http="httptools",
+            http=BoundedConnection,
             ws="none",
             lifespan="off",
             interface="asgi3",
