@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib.util
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +18,10 @@ import pytest
 from gristmill.cli import main
 from gristmill.cli.app import COMMANDS
 from gristmill.errors import CODE_MEANINGS, Code
+from gristmill.gateway.app import Gateway
+from gristmill.gateway.settings import load_settings
 from gristmill.ledger import SqliteLedger
+from gristmill.scripted import ScriptedEngine
 from tests.cli.stories import good_story, refused_story, story, write_story
 from tests.docs.pages import ROOT, anchors, prose
 
@@ -221,6 +226,33 @@ def test_keys_of_single_documents_are_documented(tmp_path: Path, capsys: pytest.
     missing += _undocumented(told, "document-of-verify")
     missing += _undocumented(_json_of(capsys, "select", tmp_path / "nothing"), "error")
     assert not missing
+
+
+def test_keys_of_the_gateways_commands_are_documented(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A launcher reads them."""
+    agent = tmp_path / "agent.py"
+    agent.write_text("print()\n", encoding="utf-8")
+    with ScriptedEngine("agent").serve() as engine:
+        told = _json_of(capfd, "doctor", "--upstream", engine)
+        missing = list(_undocumented(told, "document-of-doctor"))
+        command = [sys.executable, agent]
+        places = ["--ledger", tmp_path / "run.gristmill", "--upstream", engine]
+        told = _json_of(capfd, "run", *places, "--json", "--", *command)
+        missing += _undocumented(told, "document-of-run")
+        config = load_settings({"upstreams": [engine], "ledger": tmp_path / "other.gristmill"}, environment={})
+        with SqliteLedger(config.ledger) as ledger:
+            described = asyncio.run(_engines(Gateway(config, ledger)))
+        serve = {"address": "", "base_url": "", "ledger": "", "admin_key_file": "", "pid": 1, "engines": described}
+        missing += _undocumented(serve, "document-of-serve")
+    assert not missing
+
+
+async def _engines(gateway: Gateway) -> list[Any]:
+    await gateway.start()
+    try:
+        return gateway.engines()
+    finally:
+        await gateway.close(drain_s=0.1)
 
 
 def test_keys_of_ledger_commands_are_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
