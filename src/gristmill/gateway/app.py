@@ -10,12 +10,13 @@ Not here: the path of a call (call), rollouts (service).
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
-from gristmill.errors import CaptureError, Code, LedgerError
+from gristmill.errors import CaptureError, Code, ConfigError, LedgerError
 from gristmill.gateway.attempts import LiveAttempts
 from gristmill.gateway.body import ClientClosed, Receive
 from gristmill.gateway.client import Client, HeaderList, Message, Scope
@@ -39,6 +40,7 @@ __all__ = ["Gateway"]
 
 ValueT = TypeVar("ValueT")
 
+_HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*[A-Za-z0-9_-])\.?(?::\d{0,5})?", re.ASCII)
 _LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]", "localhost"})
 _LEDGER_STATUS: Final = {Code.ATTEMPT_CLOSED: 409, Code.ROLLOUT_UNKNOWN: 401}
 
@@ -121,7 +123,7 @@ class Gateway:
                 raise RequestRefused(403, Code.HOST_REFUSED, "requests of web pages are refused", "Origin")
             if name == b"host":
                 hosts.append(value)
-        if len(hosts) != 1 or _without_port(hosts[0].decode("latin-1")) not in self._hosts:
+        if len(hosts) != 1 or _host_name(hosts[0].decode("latin-1")) not in self._hosts:
             raise RequestRefused(
                 403, Code.HOST_REFUSED, "this gateway does not answer to that host name (setting allowed_hosts)", "Host"
             )
@@ -278,17 +280,21 @@ def _pairs(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
 
 
-def _without_port(host: str) -> str:
-    lowered = host.strip().lower()
-    if lowered.startswith("["):
-        return lowered.partition("]")[0] + "]"
-    return lowered.partition(":")[0].rstrip(".")
+def _host_name(host: str) -> str | None:
+    """Return the name or address of a `Host` value in lower case, None where it is no such value."""
+    found = _HOST.fullmatch(host.strip())
+    return None if found is None else found["name"].lower()
 
 
 def _hosts(config: GatewayConfig) -> Iterable[str]:
-    yield from _LOOPBACK
-    yield _without_port(config.host if ":" not in config.host else f"[{config.host}]")
+    named = [config.host if ":" not in config.host else f"[{config.host}]", *config.allowed_hosts]
     if config.public_url is not None:
-        yield _without_port(urlsplit(config.public_url).netloc)
-    for host in config.allowed_hosts:
-        yield _without_port(host)
+        named.append(urlsplit(config.public_url).netloc)
+    yield from _LOOPBACK
+    for host in named:
+        name = _host_name(host)
+        if name is None:
+            raise ConfigError(
+                f"expected a host name or address, got {host!r}", code=Code.OPTION_INVALID, where="allowed_hosts"
+            )
+        yield name

@@ -209,12 +209,14 @@ class Call:
         """Abort the generation; keep what had been sampled where the engine says it."""
         ending = self._ending or Ending.CLIENT_GONE
         self._desk.metrics.aborts.labels(ending.name.lower()).inc()
-        reply = await self._exchange.abort()
-        if reply is None:
-            reply = self._exchange.partial()
-        reply = as_aborted(reply, ending, self._asked.translated.choices)
+        said = await self._exchange.abort()
+        reply = as_aborted(self._exchange.partial() if said is None else said, ending, self._asked.translated.choices)
         served = self._exchange.served()
-        await self._commit(reply, served, None)
+        complete = said is not None and all(choice.reason is None for choice in reply.choices)
+        if served is None and complete:
+            # It came to its own end while nobody was left to read it: a retry is answered with it.
+            served = self._exchange.encoder.served()
+        await self._commit(reply, served, 200 if complete else None)
         if not self._client.gone:
             await self._fail_client(503 if ending is Ending.SHUTDOWN else 409, Code.ATTEMPT_CLOSED, ending)
         self._delivered(Delivery.PARTIAL if self._client.started else Delivery.ABORTED)

@@ -18,12 +18,21 @@ from gristmill.gateway.front import JsonObject, RequestRefused
 __all__ = ["apply_overrides", "permitted"]
 
 _REFUSED: Final = frozenset(
-    {"input_ids", "chat_template", "logits_processors", "prompt_token_ids", "prompt_embeds", "input_embeds"}
+    {
+        "chat_template",
+        "custom_logit_processor",  # SGLang unpickles it
+        "input_embeds",
+        "input_ids",
+        "logits_processors",
+        "prompt_embeds",
+        "prompt_token_ids",
+    }
 )
 _REMOVED: Final = frozenset(
     {
         "cache_salt",
         "ec_transfer_params",
+        "extra_key",
         "priority",
         "request_id",
         "rid",
