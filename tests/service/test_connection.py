@@ -66,13 +66,25 @@ def test_a_head_that_is_too_large_is_told_so(gateway: Gateway) -> None:
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_head_that_does_not_come_is_not_waited_for(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def until_closed(connection: socket.socket) -> None:
+    """Read until the other side has closed; it does so in time, or the test fails."""
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionResetError:
+        return
+
+
+def test_a_request_that_does_not_come_is_not_waited_for(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand connections that say nothing are a thousand that others do not get."""
-    monkeypatch.setattr(BoundedConnection, "head_s", 0.2)
-    for begin in (b"", b"GET / HTTP/1.1\r\nHost: lo"):
+    monkeypatch.setattr(BoundedConnection, "silent_s", 0.2)
+    body = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+    key = gateway.mint()["key"].encode()
+    body += b"Authorization: Bearer " + key + b"\r\n\r\n"
+    for begin in (b"", b"GET / HTTP/1.1\r\nHost: lo", body, body + b"{"):
         with connect(gateway) as connection:
             connection.sendall(begin)
-            assert connection.recv(100) == b""
+            until_closed(connection)
     parts = urlsplit(gateway.url)
     assert parts.hostname is not None
     kept = http.client.HTTPConnection(parts.hostname, parts.port, timeout=20)
@@ -80,8 +92,22 @@ def test_a_head_that_does_not_come_is_not_waited_for(gateway: Gateway, monkeypat
     kept.getresponse().read()
     assert kept.sock is not None
     kept.sock.sendall(b"GET /healthz HT")
-    assert kept.sock.recv(100) == b""
+    until_closed(kept.sock)
     kept.close()
+
+
+def test_a_slow_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generation takes minutes; its client says nothing meanwhile, or begins its next request."""
+    monkeypatch.setattr(BoundedConnection, "silent_s", 0.2)
+    script = {"rules": [{"reply": {"content": "At last.", "delay_s": 1.0}}]}
+    with scripted_gateway(tmp_path / "slow.gristmill", script) as gateway:
+        key = gateway.mint()["key"]
+        assert gateway.chat(key).status == 200
+        body = json.dumps({"model": "scripted", "messages": [user("hi")]}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        with connect(gateway) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body + b"GET /healthz HT")
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_ordinary_requests_are_not_bounded(gateway: Gateway) -> None:

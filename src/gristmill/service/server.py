@@ -111,11 +111,10 @@ class Service:
         app = ServiceApp(self.gateway, self.ledger, config)
         self.rollouts = app.rollouts
         self._server = _server(app, config)
+        stack.push_async_callback(self.gateway.close)
         await self.gateway.start()
         serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
         stack.push_async_callback(self._end, serving)
-        # Runs before the server ends, so that what was aborted is still told to its clients.
-        stack.push_async_callback(self.gateway.close)
         while not self._server.started:
             if serving.done():
                 await serving
