@@ -415,12 +415,15 @@ class Running:
         client: a client without keys, cookies or proxies.
     """
 
-    def __init__(self, gateway: Gateway, ledger: SqliteLedger, port: int, client: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, gateway: Gateway, ledger: SqliteLedger, port: int, client: aiohttp.ClientSession, server: uvicorn.Server
+    ) -> None:
         self.gateway = gateway
         self.ledger = ledger
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.client = client
+        self._server = server
         self.disks: list[Disk] = []
 
     def disk(self, *kinds: type[Any]) -> Disk:
@@ -438,6 +441,12 @@ class Running:
     def again(self, rollout: Rollout) -> Rollout:
         """Take over a rollout that another gateway over the same ledger began."""
         return Rollout(self, rollout.key, rollout.secret)
+
+    async def alone(self) -> None:
+        """Wait until the gateway has seen every connection of a client close."""
+        await until(lambda: not self._server.server_state.connections)
+        for _ in range(5):
+            await asyncio.sleep(0)
 
     async def measured(self) -> None:
         """Wait until the engines have been measured."""
@@ -574,7 +583,7 @@ async def gateway(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     client = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
-    running = Running(app, ledger, listener.getsockname()[1], client)
+    running = Running(app, ledger, listener.getsockname()[1], client, server)
     try:
         await until(lambda: server.started)
         if measured:
