@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from gristmill.canonical import JsonNumber, loads
 from gristmill.captures.headers import Session, session_of
-from gristmill.captures.retry import Requests, request_digest, says_retry
+from gristmill.captures.retry import request_digest, says_retry
 from gristmill.errors import InternalError
 from tests.captures.harness import NAMES, Recorded, recorded
 
@@ -40,15 +39,9 @@ def digest(call: Recorded) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_retries_of_real_harnesses_are_told_from_turns(name: str) -> None:
     groups: dict[str, list[int]] = {}
-    requests, found = Requests(), {}
     for number, call in enumerate(recorded(name)):
         groups.setdefault(digest(call), []).append(number)
-        parent = str(len(call.body.get("messages") or call.body.get("input") or ()))
-        found[number] = requests.retry_of(parent, digest(call))
-        requests.add(str(number), parent, digest(call))
     assert [group for group in groups.values() if len(group) > 1] == REPEATED.get(name, [])
-    expected = {later: str(earlier) for group in REPEATED.get(name, []) for earlier, later in pairwise(group)}
-    assert {number: call_id for number, call_id in found.items() if call_id is not None} == expected
 
 
 # Clients write the same request with other bytes when they send it again.
@@ -147,17 +140,3 @@ def test_what_is_no_json_is_refused() -> None:
 # A count that is misread would answer a new call from the record.
 def test_retry_counts(headers: dict[str, str], expected: bool) -> None:
     assert says_retry(headers) is expected
-
-
-# The same words to another call are another turn.
-def test_a_retry_has_the_same_parent() -> None:
-    requests = Requests()
-    assert requests.retry_of(None, "d") is None
-    requests.add("a", None, "d")
-    requests.add("b", "a", "e")
-    assert requests.retry_of(None, "d") == "a"
-    assert requests.retry_of("a", "d") is None
-    assert requests.retry_of("a", "changed", marked=True) == "b"
-    assert requests.retry_of("a", "changed", Session(agent_id="x"), marked=True) is None
-    requests.add("c", None, "d")
-    assert requests.retry_of(None, "d", marked=True) == "c"

@@ -21,7 +21,7 @@ from gristmill.captures.exact import dumps
 from gristmill.captures.headers import Session, billing_text
 from gristmill.errors import SelectionError
 
-__all__ = ["Requests", "request_digest", "says_retry"]
+__all__ = ["request_digest", "says_retry"]
 
 _START: Final = b"gristmill-request-1\n"
 _VOLATILE: Final = ("stream", "stream_options")
@@ -104,26 +104,3 @@ def says_retry(headers: Mapping[str, str]) -> bool:
         if text.isascii() and text.isdigit() and int(text[:9]) > 0:
             return True
     return False
-
-
-class Requests:
-    """The requests of one attempt so far."""
-
-    def __init__(self) -> None:
-        self._equal: dict[tuple[str | None, str], str] = {}
-        self._last: dict[tuple[str | None, ...], str] = {}
-
-    def retry_of(
-        self, parent_call_id: str | None, digest: str, session: Session | None = None, *, marked: bool = False
-    ) -> str | None:
-        """Name the latest call that a request repeats: one with its parent and its digest.
-
-        A request that is `marked` as a retry and equals none repeats the last one with its parent and session.
-        """
-        found = self._equal.get((parent_call_id, digest))
-        return self._last.get((parent_call_id, *_conversation(session))) if found is None and marked else found
-
-    def add(self, call_id: str, parent_call_id: str | None, digest: str, session: Session | None = None) -> None:
-        """Note a request."""
-        self._equal[parent_call_id, digest] = call_id
-        self._last[parent_call_id, *_conversation(session)] = call_id

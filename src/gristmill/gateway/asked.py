@@ -16,7 +16,7 @@ import msgspec
 from gristmill.canonical import JsonValue, loads
 from gristmill.captures.headers import Session, kept_headers, session_of
 from gristmill.captures.purpose import first_label
-from gristmill.captures.retry import request_digest
+from gristmill.captures.retry import request_digest, says_retry
 from gristmill.errors import Code, DecodeError, SelectionError
 from gristmill.gateway.attempts import Attempt, PastCall
 from gristmill.gateway.config import ANY_MODEL
@@ -32,7 +32,6 @@ __all__ = ["Asked", "ask_engine_for", "engine_model", "marked_retry", "read_requ
 ReadHistory = Callable[[Sequence[str]], Awaitable[Mapping[str, Sequence[Any]]]]
 """From response ids of the attempt to their conversations, input then output; those that were captured."""
 
-_RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count", "x-retry-attempt")
 _UNDELIVERED: Final = frozenset({Delivery.PARTIAL, Delivery.ABORTED})
 
 
@@ -150,15 +149,7 @@ def marked_retry(asked: Asked, headers: Mapping[str, str], attempt: Attempt) -> 
     if len(fitting) != 1:
         return None
     fallback = fitting[0].stream and not asked.translated.stream
-    return fitting[0] if fallback or _says_retry(headers) else None
-
-
-def _says_retry(headers: Mapping[str, str]) -> bool:
-    for name in _RETRY_HEADERS:
-        text = headers.get(name, "")
-        if text.isascii() and text.isdigit() and int(text[:9]) > 0:
-            return True
-    return False
+    return fitting[0] if fallback or says_retry(headers) else None
 
 
 def engine_model(models: Mapping[str, str | None], asked: str, known: Sequence[str]) -> str:
