@@ -10,13 +10,13 @@ Not here: what the body means (choices).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Final, cast
 
 import msgspec
 
 from gristmill.canonical import JsonValue
 from gristmill.captures.choices import ItemsOf, error_text, read_document
-from gristmill.captures.fields import JsonObject, count_at, list_at, object_at, text_at
+from gristmill.captures.fields import JsonObject, count_at, kind_of, list_at, object_at, text_at
 from gristmill.captures.reply import Reply, ReplyChoice, Unexpected, failed_reply, malformed_reply
 from gristmill.captures.reply_json import loads_reply
 from gristmill.captures.sampled import SlimLogprobs
@@ -26,10 +26,14 @@ from gristmill.records import Dialect, ResponseStatus
 
 __all__ = ["StreamAssembly", "read_stream", "truncated"]
 
-_JOINED_IN_CALL = frozenset({"arguments", "input"})
-_ID_LISTS = ("token_ids", "response_token_ids")
-_ROOT_SAID = ("id", "request_id", "model", "usage", "created", "system_fingerprint", "service_tier", "object")
-_LAST_SAID = ("finish_reason", "stop_reason", "matched_stop", "weight_versions", "meta_info", "raw_output")
+_JOINED_IN_CALL: Final = frozenset({"arguments", "input"})
+_ROOT_SAID: Final = ("id", "request_id", "model", "usage", "created", "system_fingerprint", "service_tier", "object")
+_LAST_SAID: Final = ("stop_reason", "matched_stop", "weight_versions", "meta_info", "raw_output")
+# What all but a few chunks have and no more. These are joined without looking for anything else, and the place of a
+# field is written down only where something is wrong with it: either would cost more than the joining.
+_USUAL_ROOT: Final = frozenset({"id", "object", "created", "model", "choices"})
+_USUAL_SAID: Final = ("id", "model", "created", "object")
+_USUAL_CHOICE: Final = frozenset({"index", "delta", "text", "logprobs", "finish_reason", "token_ids"})
 
 
 def read_stream(stream: bytes | str, dialect: Dialect, items_of: ItemsOf, *, echo: bool = False) -> Reply:
@@ -104,26 +108,33 @@ class StreamAssembly:
         """
         if event == "error" and "error" not in chunk:
             chunk = {"error": chunk}
-        self.error = error_text(chunk)
+        self.error = error_text(chunk) if "error" in chunk or chunk.get("object") == "error" else None
         if self.error is not None:
             return
         if event == "sglext" and "sglext" not in chunk:
             chunk = {"sglext": chunk}
-        self._add_root(chunk)
-        for position, value in enumerate(list_at(chunk, "choices", "$") or ()):
-            where = f"$.choices[{position}]"
-            piece = object_at(value, where)
-            index = count_at(piece, "index", where) or 0
+        usual = _USUAL_ROOT.issuperset(chunk)
+        root = self._root
+        for key in _USUAL_SAID if usual else _ROOT_SAID:
+            value = chunk.get(key)
+            if value is not None:
+                root[key] = value
+        if not usual:
+            self._add_ids(chunk)
+        listed: list[JsonValue] | None = list_at(chunk, "choices", "$")
+        for position, value in enumerate(listed or ()):
+            piece: JsonObject = value if value.__class__ is dict else object_at(value, f"$.choices[{position}]")
+            index = piece.get("index")
+            if type(index) is not int or index < 0:
+                index = count_at(piece, "index", f"$.choices[{position}]") or 0
             choice = self._choices.get(index)
             if choice is None:
                 choice = self._choices[index] = {"index": index}
-            _join_choice(choice, piece, where, self._slim)
+            _join_choice(choice, piece, position, self._slim)
 
-    def _add_root(self, chunk: JsonObject) -> None:
+    def _add_ids(self, chunk: JsonObject) -> None:
+        """Keep the ids that a chunk has outside of its choices."""
         root = self._root
-        for key in _ROOT_SAID:
-            if chunk.get(key) is not None:
-                root[key] = chunk[key]
         extension = chunk.get("sglext")
         if extension is not None:
             said = object_at(extension, "$.sglext")
@@ -174,44 +185,77 @@ def _whole(value: JsonValue) -> JsonValue:
     return whole
 
 
-def _join_choice(choice: JsonObject, piece: JsonObject, where: str, slim: bool) -> None:
+def _join_choice(choice: JsonObject, piece: JsonObject, position: int, slim: bool) -> None:
     """Add one chunk's piece of a choice."""
-    for key in _ID_LISTS:
-        ids = list_at(piece, key, where)
-        if ids is not None:
-            cast("list[JsonValue]", choice.setdefault(key, [])).extend(ids)
+    ids, held = piece.get("token_ids"), choice.get("token_ids")
+    if held is not None and isinstance(ids, list):
+        held.extend(ids)
+    elif ids is not None:
+        _extend(choice, "token_ids", ids, position)
+    usual = _USUAL_CHOICE.issuperset(piece)
+    if not usual:
+        _join_unusual(choice, piece, position)
+    finish = piece.get("finish_reason")
+    if finish is not None:
+        choice["finish_reason"] = finish
+    logprobs = piece.get("logprobs")
+    if logprobs is not None:
+        given: JsonObject = (
+            logprobs if logprobs.__class__ is dict else object_at(logprobs, f"$.choices[{position}].logprobs")
+        )
+        if not slim or not _join_slim(choice, given):
+            _join_lists(choice, "logprobs", given)
+    lists = None if usual else piece.get("provider_specific_fields")
+    if lists is not None:
+        where = f"$.choices[{position}].provider_specific_fields"
+        _join_lists(choice, "provider_specific_fields", object_at(lists, where))
+    text = piece.get("text")
+    if text is not None:
+        where = f"$.choices[{position}]"
+        choice["text"] = _joined(choice.get("text"), text_at(piece, "text", where), f"{where}.text")
+    delta = piece.get("delta")
+    if delta is not None:
+        message = choice.get("message")
+        if message is None:
+            choice["message"] = message = JsonObject()
+        said: JsonObject = delta if delta.__class__ is dict else object_at(delta, f"$.choices[{position}].delta")
+        _join_delta(message, said, position)
+
+
+def _extend(choice: JsonObject, key: str, ids: JsonValue, position: int) -> None:
+    """Add ids to those that came."""
+    if not isinstance(ids, list):
+        raise Unexpected("an array", kind_of(ids), f"$.choices[{position}].{key}")
+    held = choice.get(key)
+    if held is None:
+        choice[key] = list(cast("list[JsonValue]", ids))
+    else:
+        cast("list[JsonValue]", held).extend(cast("list[JsonValue]", ids))
+
+
+def _join_unusual(choice: JsonObject, piece: JsonObject, position: int) -> None:
+    """Add the ids and the last words that few chunks have."""
+    ids = piece.get("response_token_ids")
+    if ids is not None:
+        _extend(choice, "response_token_ids", ids, position)
     for key in _LAST_SAID:
         if piece.get(key) is not None:
             choice[key] = piece[key]
     if piece.get("prompt_token_ids") is not None:
         choice.setdefault("prompt_token_ids", piece["prompt_token_ids"])
-    logprobs = piece.get("logprobs")
-    if logprobs is not None:
-        given = object_at(logprobs, f"{where}.logprobs")
-        if not slim or not _join_slim(choice, given):
-            _join_lists(choice, "logprobs", given)
-    lists = piece.get("provider_specific_fields")
-    if lists is not None:
-        _join_lists(choice, "provider_specific_fields", object_at(lists, f"{where}.provider_specific_fields"))
-    text = text_at(piece, "text", where)
-    if text is not None:
-        choice["text"] = _joined(choice.get("text"), text, f"{where}.text")
-    if piece.get("delta") is not None:
-        message = choice.setdefault("message", {})
-        _join_delta(message, object_at(piece["delta"], f"{where}.delta"), f"{where}.delta")
 
 
 def _join_slim(choice: JsonObject, logprobs: JsonObject) -> bool:
     """Join the numbers of a Chat `logprobs` field; False: it is of another form, or an earlier one was."""
     content = logprobs.get("content")
     slim = choice.get("logprobs")
-    if content is None and isinstance(slim, SlimLogprobs):
-        return True
-    if not isinstance(content, list) or (slim is not None and not isinstance(slim, SlimLogprobs)):
+    if content is None:
+        return isinstance(slim, SlimLogprobs)
+    if content.__class__ is not list or (slim is not None and not isinstance(slim, SlimLogprobs)):
         return False
     if slim is None:
         slim = choice["logprobs"] = SlimLogprobs()
-    slim.extend(cast("list[JsonValue]", content))
+    slim.extend(content)
     return True
 
 
@@ -226,22 +270,32 @@ def _join_lists(holder: JsonObject, key: str, piece: JsonObject) -> None:
             joined[name] = list(cast("list[JsonValue]", value)) if isinstance(value, list) else value
 
 
-def _join_delta(message: JsonObject, delta: JsonObject, where: str) -> None:
+def _join_delta(message: JsonObject, delta: JsonObject, position: int) -> None:
     for key, value in delta.items():
-        if value is None:
+        before = message.get(key)
+        if isinstance(before, _Pieces) and isinstance(value, str):
+            before.append(value)
+        elif value is None:
             message.setdefault(key, None)
-        elif key == "tool_calls":
-            _join_tool_calls(message, list_at(delta, key, where) or [], f"{where}.{key}")
-        elif key == "function_call":
-            call = object_at(message.get(key) or {}, f"{where}.{key}")
-            message[key] = call
-            _join_call(call, object_at(value, f"{where}.{key}"), f"{where}.{key}")
         elif key == "role":
             message["role"] = value
-        elif key == "provider_specific_fields":
-            _join_lists(message, key, object_at(value, f"{where}.{key}"))
         else:
-            message[key] = _joined(message.get(key), value, f"{where}.{key}")
+            _join_member(message, delta, key, f"$.choices[{position}].delta")
+
+
+def _join_member(message: JsonObject, delta: JsonObject, key: str, where: str) -> None:
+    """Add what is no more of a text."""
+    place, value = f"{where}.{key}", delta[key]
+    if key == "tool_calls":
+        _join_tool_calls(message, list_at(delta, key, where) or [], place)
+    elif key == "function_call":
+        call = object_at(message.get(key) or {}, place)
+        message[key] = call
+        _join_call(call, object_at(value, place), place)
+    elif key == "provider_specific_fields":
+        _join_lists(message, key, object_at(value, place))
+    else:
+        message[key] = _joined(message.get(key), value, place)
 
 
 def _copy(value: JsonValue) -> JsonValue:
@@ -274,23 +328,27 @@ def _join_tool_calls(message: JsonObject, pieces: list[JsonValue], where: str) -
             raise Unexpected("tool calls in order", "a gap", f"{place}.index")
         if index == len(calls):
             calls.append({})
-        _join_call(calls[index], {key: part for key, part in piece.items() if key != "index"}, place)
+        _join_call(calls[index], piece, place, numbered=True)
 
 
-def _join_call(call: JsonObject, piece: JsonObject, where: str) -> None:
-    """Join one call's piece: arguments and inputs grow, everything else is said once."""
+def _join_call(call: JsonObject, piece: JsonObject, where: str, *, numbered: bool = False) -> None:
+    """Join one call's piece: arguments and inputs grow, everything else is said once, its number is left out."""
     for key, value in piece.items():
-        place = f"{where}.{key}"
+        if numbered and key == "index":
+            continue
         before = call.get(key)
-        if value is None:
+        if isinstance(before, _Pieces) and isinstance(value, str):
+            before.append(value)
+        elif value is None:
             call.setdefault(key, None)
         elif isinstance(value, dict):
+            place = f"{where}.{key}"
             nested = object_at(before if before is not None else {}, place)
             call[key] = nested
             _join_call(nested, object_at(value, place), place)
         elif key in _JOINED_IN_CALL:
-            call[key] = _joined(before, value, place)
+            call[key] = _joined(before, value, f"{where}.{key}")
         elif before is None or before == "":
             call[key] = value
         elif value not in (before, ""):
-            raise Unexpected("one value", "a second, different one", place)
+            raise Unexpected("one value", "a second, different one", f"{where}.{key}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -22,7 +22,8 @@ from gristmill.errors import Code
 
 __all__ = ["FastLogprobs", "IdSearch", "SlimLogprobs", "logprob_values", "prompt_ids", "sampled_ids"]
 
-_token_placeholder = re.compile(r"token_id:(\d{1,18})\Z", re.ASCII)
+_PLACEHOLDER: Final = "token_id:"
+_token_placeholder = re.compile(rf"{_PLACEHOLDER}(\d{{1,18}})\Z", re.ASCII)
 
 
 class _FastLogprob(msgspec.Struct, gc=False):
@@ -48,9 +49,11 @@ class SlimLogprobs:
     def extend(self, entries: list[JsonValue]) -> None:
         """Add entries; one that is no object, or whose number is none, becomes NaN."""
         for entry in entries:
-            self.values.append(number(_member(entry, "logprob")))
-            stated = _member(entry, "token_id")
-            self.ids.append(_entry_id(_member(entry, "token")) if stated is None else stated)
+            said: JsonObject = entry if entry.__class__ is dict else _object(entry)
+            value = said.get("logprob")
+            self.values.append(value if type(value) is float else number(value))
+            stated = said.get("token_id")
+            self.ids.append(_entry_id(said.get("token")) if stated is None else stated)
 
 
 class IdSearch(msgspec.Struct, frozen=True):
@@ -65,14 +68,25 @@ def _member(value: JsonValue, key: str) -> JsonValue:
     return cast(JsonObject, value).get(key) if isinstance(value, dict) else None
 
 
+def _object(value: JsonValue) -> JsonObject:
+    return cast(JsonObject, value) if isinstance(value, dict) else {}
+
+
 def _elements(value: JsonValue) -> list[JsonValue]:
     return cast("list[JsonValue]", value) if isinstance(value, list) else []
 
 
 def _entry_id(entry: JsonValue) -> JsonValue:
     """Return the id in `token: "token_id:N"`, None where it is a token's text."""
-    match = _token_placeholder.match(entry) if isinstance(entry, str) else None
+    if not isinstance(entry, str) or not entry.startswith(_PLACEHOLDER):
+        return None
+    match = _token_placeholder.match(entry)
     return int(match.group(1)) if match else None
+
+
+def _all_ints(values: list[Any]) -> bool:
+    """Tell whether every value is an integer, booleans not counted; a set of the types would take twice as long."""
+    return list(map(type, values)).count(int) == len(values)
 
 
 def _places(choice: Mapping[str, JsonValue], root: Mapping[str, JsonValue], index: int) -> Iterator[tuple[str, Any]]:
@@ -130,12 +144,11 @@ def sampled_ids(
         if not isinstance(value, list):
             continue
         ids = cast("list[Any]", value)
-        kinds = set(map(type, ids))
-        if kinds <= {int}:
+        if _all_ints(ids):
             if expected is None or len(ids) == expected:
                 return IdSearch(ids)
             other_length = ids if other_length is None else other_length
-        elif kinds <= {int, type(None)}:
+        elif set(map(type, ids)) <= {int, type(None)}:
             if ids.count(None) < len(ids) and reason is Code.TOKEN_IDS_MISSING:
                 detail = f"the token_ids under {place} have holes: {ids.count(None)} of {len(ids)} are missing"
         elif reason is Code.TOKEN_IDS_MISSING:
@@ -157,7 +170,7 @@ def prompt_ids(choice: Mapping[str, JsonValue], root: Mapping[str, JsonValue]) -
     for value in places:
         if isinstance(value, list):
             ids = cast("list[Any]", value)
-            if set(map(type, ids)) <= {int}:
+            if _all_ints(ids):
                 return ids
     return None
 

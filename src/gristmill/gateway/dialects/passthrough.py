@@ -35,16 +35,15 @@ _DONE: Final = b"data: [DONE]\n\n"
 _ROOT_TOKENS: Final = frozenset(
     {"prompt_token_ids", "kv_transfer_params", "ec_transfer_params", "sglext", "routed_experts"}
 )
-_CHOICE_TOKENS: Final = (
-    "token_ids",
+_IDS: Final = frozenset({"token_ids", "prompt_token_ids"})
+_CHOICE_TOKENS: Final = _IDS | {
     "response_token_ids",
-    "prompt_token_ids",
     "weight_versions",
     "routed_experts",
     "raw_output",
     "meta_info",
     "sampling_mask",
-)
+}
 _EXTRA: Final = "provider_specific_fields"
 _EXTRA_TOKENS: Final = (
     "token_ids",
@@ -171,6 +170,7 @@ class PassEncoder:
             usage=isinstance(options, dict) and cast(JsonObject, options).get("include_usage") is True,
             reasoning=body.get("include_reasoning") is not False,
         )
+        self._hidden: Final = _CHOICE_TOKENS - _IDS if self._asked.ids else _CHOICE_TOKENS
         self._chat: Final = dialect is Dialect.CHAT
         self._names: Final = names
         self._id: Final = ("chatcmpl-" if self._chat else "cmpl-") + names.token
@@ -192,11 +192,7 @@ class PassEncoder:
         assembly.add_chunk(chunk, event)
         if event == "sglext" or assembly.error is not None:
             return NOTHING
-        removed = False
-        for key in _ROOT_TOKENS & chunk.keys():
-            if not (self._asked.ids and key == "prompt_token_ids"):
-                del chunk[key]
-                removed = True
+        removed = False if _ROOT_TOKENS.isdisjoint(chunk) else self._strip_root(chunk)
         chunk["id"] = self._id
         if "model" in chunk:
             chunk["model"] = self._names.model
@@ -219,15 +215,23 @@ class PassEncoder:
         if removed and empty and "usage" not in chunk:
             return NOTHING
         data = _event(chunk)
-        return Served(held=data) if self._holding else Served(now=data)
+        return Served(b"", data) if self._holding else Served(data)
+
+    def _strip_root(self, holder: JsonObject) -> bool:
+        """Take out the token fields of a chunk or a body that are not in its choices."""
+        found = [key for key in holder if key in _ROOT_TOKENS and not (self._asked.ids and key == "prompt_token_ids")]
+        for key in found:
+            del holder[key]
+        return bool(found)
 
     def _strip(self, choice: JsonObject) -> bool:
         removed = False
         asked = self._asked
-        for key in _CHOICE_TOKENS:
-            if key in choice and not (asked.ids and key in {"token_ids", "prompt_token_ids"}):
-                removed |= choice[key] is not None
-                del choice[key]
+        if not asked.ids and "token_ids" in choice:
+            removed = choice.pop("token_ids") is not None
+        if not self._hidden.isdisjoint(choice):
+            for key in self._hidden.intersection(choice):
+                removed |= choice.pop(key) is not None
         if not asked.logprobs and choice.get("logprobs") is not None:
             choice["logprobs"] = None
             removed = True
@@ -257,9 +261,7 @@ class PassEncoder:
         choices = body.get("choices")
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in cast("list[Any]", choices)):
             raise Unexpected("an array of choices", "something else", "$.choices")
-        for key in _ROOT_TOKENS & body.keys():
-            if not (self._asked.ids and key == "prompt_token_ids"):
-                del body[key]
+        self._strip_root(body)
         for choice in cast("list[JsonObject]", choices):
             self._strip(choice)
         body["id"] = self._id
@@ -298,8 +300,34 @@ def _strip_extra(holder: JsonObject) -> bool:
     return True
 
 
-_fast_root = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_fast_choices = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+Choices = list[dict[str, msgspec.Raw]]
+_ABSENT: Final = msgspec.Raw()
+
+
+class _UsualRoot(msgspec.Struct, forbid_unknown_fields=True):
+    """What engines put beside the choices; with no other field in it, one pass over a body is enough."""
+
+    choices: Choices
+    id: msgspec.Raw = _ABSENT
+    object: msgspec.Raw = _ABSENT
+    created: msgspec.Raw = _ABSENT
+    model: msgspec.Raw = _ABSENT
+    service_tier: msgspec.Raw = _ABSENT
+    system_fingerprint: msgspec.Raw = _ABSENT
+    usage: msgspec.Raw = _ABSENT
+    prompt_logprobs: msgspec.Raw = _ABSENT
+    metrics: msgspec.Raw = _ABSENT
+    metadata: msgspec.Raw = _ABSENT
+    prompt_token_ids: msgspec.Raw = _ABSENT
+    prompt_text: msgspec.Raw = _ABSENT
+    kv_transfer_params: msgspec.Raw = _ABSENT
+    ec_transfer_params: msgspec.Raw = _ABSENT
+    sglext: msgspec.Raw = _ABSENT
+
+
+_usual_root = msgspec.json.Decoder(_UsualRoot)
+_any_root = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_any_choices = msgspec.json.Decoder(Choices)
 
 
 def without_tokens(body: bytes, *, logprobs: bool, ids: bool = False) -> bytes:
@@ -308,19 +336,29 @@ def without_tokens(body: bytes, *, logprobs: bool, ids: bool = False) -> bytes:
     Returns the body itself where it is not of the usual form; then they are taken out the slow way.
     """
     try:
-        root = _fast_root.decode(body)
-        choices = _fast_choices.decode(root["choices"])
+        root, choices = _fields(body)
     except (msgspec.DecodeError, KeyError, RecursionError):
         return body
-    dropped = {key for key in _CHOICE_TOKENS if not (ids and key in {"token_ids", "prompt_token_ids"})}
+    dropped = _CHOICE_TOKENS - _IDS if ids else _CHOICE_TOKENS
     if not logprobs:
-        dropped.add("logprobs")
+        dropped |= {"logprobs"}
     for key in _ROOT_TOKENS & root.keys():
         if not (ids and key == "prompt_token_ids"):
             del root[key]
     kept = [{key: raw for key, raw in choice.items() if key not in dropped} for choice in choices]
     root["choices"] = msgspec.Raw(msgspec.json.encode(kept))
     return msgspec.json.encode(root)
+
+
+def _fields(body: bytes) -> tuple[dict[str, msgspec.Raw], Choices]:
+    """Return the fields of a body, those of its choices apart."""
+    try:
+        usual = _usual_root.decode(body)
+    except msgspec.ValidationError:
+        root = _any_root.decode(body)
+        return root, _any_choices.decode(root["choices"])
+    named = ((key, getattr(usual, key)) for key in usual.__struct_fields__[1:])
+    return {key: value for key, value in named if value is not _ABSENT}, usual.choices
 
 
 _ERROR_TYPES: Final = {
