@@ -305,7 +305,7 @@ from gristmill.ledger import *
 from tests.ledger.attempts import chain
 folder, filler = sys.argv[1], sys.argv[1] + "/filler"
 with open(filler, "wb") as file:
-    file.write(bytes(3_000_000))
+    file.write(bytes(5_000_000))
 ledger = SqliteLedger(folder + "/x.ledger")
 told, codes = [], []
 def write(attempts):
@@ -342,7 +342,7 @@ def test_a_full_disk_costs_only_what_it_refused(tmp_path: Path) -> None:
     script.write_text(FULL)
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = f"mount -t tmpfs -o size=7m tmpfs {disk} && exec "
+    mount = f"mount -t tmpfs -o size=9m tmpfs {disk} && exec "
     done = python(str(script), str(disk), prefix=("unshare", "-m", "bash", "-c", mount + '"$0" "$@"'))
     assert done.stdout.splitlines() == [f"['ledger_full'] True {NOTHING}", f"[] 40 {NOTHING}", NOTHING], done.stderr
 

@@ -29,7 +29,10 @@ ValueT = TypeVar("ValueT")
 _GROUP: Final = 512
 _LINGER: Final = 0.25
 """How long to wait for writers that wrote together last time, as a share of the time a transaction takes."""
-_CHECKPOINT_bytes: Final = 16 * 1024 * 1024
+_CHECKPOINT_bytes: Final = 4 * 1024 * 1024
+"""Content written since the last checkpoint; its pages take some four times as much of the log."""
+_LONG_LOG_bytes: Final = 48 * 1024 * 1024
+_RESTART_WAIT_ms: Final = 50
 
 
 class _Job:
@@ -56,6 +59,7 @@ class Writer:
         self._most_waiting: Final = most_waiting
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._broken: LedgerError | None = None
+        (self._page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
         self._closing: Final = threading.Lock()
         self._closed = False
         self._last_size, self._last_s = 1, 0.0
@@ -231,6 +235,17 @@ class Writer:
         if self._broken is not None:
             return
         try:
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            _, pages, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if pages * self._page_bytes > _LONG_LOG_bytes:
+                self._restart_log()
         except sqlite3.Error as error:
             self._note_failed_sync(error)
+
+    def _restart_log(self) -> None:
+        """Begin the log anew, which a checkpoint does only while nobody reads; wait for readers, but not long."""
+        (wait_ms,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
+        self._connection.execute(f"PRAGMA busy_timeout = {_RESTART_WAIT_ms}")
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
