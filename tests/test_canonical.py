@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -140,6 +141,47 @@ def test_brackets_inside_strings_are_no_depth() -> None:
     # Code in an argument has many brackets.
     assert canonical_text_of_json('{"code":"' + "[" * 500 + '\\"{"}') is not None
     assert canonical_text_of_json("[" + ",".join(["[]"] * 300) + "]") is not None
+
+
+@pytest.mark.parametrize("end", ["", "\\", '"', "]" * 500])
+def test_a_string_that_does_not_end_is_read_once(end: str) -> None:
+    # Thirty kilobytes of quotes stopped a gateway for seconds, and the time grew with the square of their number.
+    hostile = "[" * 500 + '"' + '\\"' * 400_000 + end
+    with pytest.raises(DecodeError):
+        loads(hostile)
+    with pytest.raises(SelectionError) as raised:
+        canonical_text_of_json(hostile)
+    assert raised.value.code is Code.ITEM_TOO_DEEP
+
+
+def test_long_exponents_cost_their_length() -> None:
+    # An agent that writes a million digits must not be waited for by everybody else.
+    digits = "9" * 1_500_000
+    assert same(f'{{"a":1e{digits}}}', f'{{"a":10e{digits[:-1]}8}}')
+    assert same(f"1e-{digits}", f"0.1e-{digits[:-1]}8")
+    assert not same(f"1e{digits}", f"1e-{digits}")
+
+
+@given(
+    st.integers(min_value=10**4000, max_value=10**4005)
+    | st.builds(lambda n, k: 10**n - k, st.integers(4000, 4040), st.integers(-3, 3)),
+    st.sampled_from(["", "+", "-"]),
+    st.integers(0, 40),
+    st.integers(0, 40),
+)
+def test_long_exponents_are_reckoned_exactly(exponent: int, sign: str, zeros: int, places: int) -> None:
+    # One that is a digit off would make two numbers one.
+    set_limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        value = (-exponent if sign == "-" else exponent) + zeros - places
+        text = "7" + "0" * zeros if not places else "7" + "0" * zeros + "." + "0" * places
+        spelled = f"{text}e{sign}{exponent}"
+        moved = (-exponent if sign == "-" else exponent) + zeros
+        assert canonical_text_of_json(spelled) == canonical_text_of_json(f"7e{moved}") == f"7e{moved}"
+        assert canonical_text_of_json(f"0.{'0' * places}7e{value}") == f"7e{value - places - 1}"
+    finally:
+        sys.set_int_max_str_digits(set_limit)
 
 
 def test_depth_of_decoded_values() -> None:

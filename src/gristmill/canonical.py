@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -81,21 +81,30 @@ _KINDS: Mapping[type[Any], str] = {
 }
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _VALUE_STARTS = frozenset("{[")
-_nesting = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# A string that does not end runs to the end of the text, so that nothing is looked at twice.
+_nesting = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _number = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?)(\d+))?\Z", re.ASCII)
 
 
-def _int_of_digits(digits: str) -> int:
-    """Read decimal digits of any number; `int()` alone refuses more than 4,300."""
-    value = 0
-    for start in range(0, len(digits), 4000):
-        piece = digits[start : start + 4000]
-        value = value * 10 ** len(piece) + int(piece)
-    return value
+_LONG_EXPONENT: Final = 4000
+"""Digits from which an exponent is reckoned with as text: `int()` costs the square of their number, and refuses more."""
+_LAST_DIGITS: Final = 18
 
 
-def _exponent_text(exponent: int) -> str:
-    return str(exponent) if -(10**4000) < exponent < 10**4000 else format(exponent, "x") + "h"
+def _exponent_text(sign: str, digits: str, shift: int) -> str:
+    """Write the integer `sign digits` plus a small one, in decimal, in time that grows with its length."""
+    digits = digits.lstrip("0")
+    if len(digits) <= _LONG_EXPONENT:
+        return str((int(digits) if digits else 0) * (-1 if sign == "-" else 1) + shift)
+    carry, last = divmod(int(digits[-_LAST_DIGITS:]) + (-shift if sign == "-" else shift), 10**_LAST_DIGITS)
+    head = digits[:-_LAST_DIGITS]
+    if carry:
+        # A carry of one runs through nines, a borrow through noughts.
+        through, becomes = ("9", "0") if carry > 0 else ("0", "9")
+        kept = head.rstrip(through)
+        stepped = str(int(kept[-1]) + carry) if kept else "1"
+        head = (kept[:-1] + stepped + becomes * (len(head) - len(kept))).lstrip("0")
+    return f"{'-' if sign == '-' else ''}{head}{last:0{_LAST_DIGITS}}"
 
 
 def _canonical_number(text: str) -> int | msgspec.Raw:
@@ -105,18 +114,15 @@ def _canonical_number(text: str) -> int | msgspec.Raw:
         raise _NotPlain
     sign, whole, fraction, exponent_sign, exponent_digits = match.groups()
     digits = whole + (fraction or "")
-    exponent = _int_of_digits(exponent_digits) if exponent_digits else 0
-    if exponent_sign == "-":
-        exponent = -exponent
-    exponent -= len(fraction or "")
     significant = digits.lstrip("0")
     if not significant:
         return 0
     trimmed = significant.rstrip("0")
-    exponent += len(significant) - len(trimmed)
-    if exponent >= 0 and len(trimmed) + exponent <= _PLAIN_DIGITS:
-        return int(f"{sign}{trimmed}{'0' * exponent}")
-    return msgspec.Raw(f"{sign}{trimmed}e{_exponent_text(exponent)}".encode())
+    shift = len(significant) - len(trimmed) - len(fraction or "")
+    exponent = _exponent_text(exponent_sign or "", exponent_digits or "", shift)
+    if len(exponent) <= 2 and exponent[0] != "-" and len(trimmed) + int(exponent) <= _PLAIN_DIGITS:
+        return int(f"{sign}{trimmed}{'0' * int(exponent)}")
+    return msgspec.Raw(f"{sign}{trimmed}e{exponent}".encode())
 
 
 def _plain_int(text: str) -> int | msgspec.Raw:
