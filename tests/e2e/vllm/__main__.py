@@ -15,7 +15,7 @@ from tests.e2e import loopback
 from tests.e2e.checks import Checks
 from tests.e2e.evidence import check_rows
 from tests.e2e.stage import gateway
-from tests.e2e.vllm import dialects, leaving, restarts, turns
+from tests.e2e.vllm import dialects, harnesses, leaving, restarts, turns
 from tests.e2e.vllm.engine import engine
 from tests.e2e.vllm.scene import Scene
 from tests.e2e.witness import Witness
@@ -31,6 +31,7 @@ SUBJECTS: dict[str, Callable[[Scene], None]] = {
     "turns": turns.conversations,
     "leaving": leaving.clients_that_leave,
     "finishing": leaving.finish_while_running,
+    "harnesses": harnesses.harnesses,
 }
 LAST: dict[str, Callable[[Scene], None]] = {"restarts": restarts.gateway_restarts, "engine dies": restarts.engine_dies}
 
