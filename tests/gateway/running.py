@@ -448,6 +448,11 @@ class Running:
         for _ in range(5):
             await asyncio.sleep(0)
 
+    def buffered(self) -> int:
+        """Return how many bytes wait in the gateway for clients that do not read."""
+        connections = list(self._server.server_state.connections)
+        return sum(connection.transport.get_write_buffer_size() for connection in connections)
+
     async def measured(self) -> None:
         """Wait until the engines have been measured."""
         await until(lambda: all(engine["token_ids"] != "unknown" for engine in self.gateway.engines()))
