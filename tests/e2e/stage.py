@@ -158,10 +158,10 @@ class Gateway:
 
 
 @contextmanager
-def gateway(upstream: str, folder: Path, *settings: str) -> Iterator[Gateway]:
+def gateway(upstream: str, folder: Path, *settings: str, port: int = 0) -> Iterator[Gateway]:
     """Run `gristmill serve` before an engine, with its ledger in a folder."""
     ledger = folder / "run.gristmill"
-    argv = [*COMMAND, "serve", "--upstream", upstream, "--ledger", str(ledger), "--port", "0"]
+    argv = [*COMMAND, "serve", "--upstream", upstream, "--ledger", str(ledger), "--port", str(port)]
     log = folder / "gateway.log"
     with process([*argv, *settings], log, clean_environment()) as running:
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.e2e import loopback
 from tests.e2e.checks import Checks
-from tests.e2e.harness import running, scenarios, scripts
+from tests.e2e.harness import running, scenarios, scripts, shared
 from tests.e2e.harness.claude_code import ClaudeCode
 from tests.e2e.harness.codex import Codex
 from tests.e2e.harness.launch import Harness, Json
@@ -41,9 +41,17 @@ def cases(path: str) -> Iterator[tuple[str, Case]]:
         yield from _served(harness, path)
         if harness.plain_use:
             yield f"{harness.name}: run, steady", _under_run(running.run_steady, harness, path)
+            yield f"{harness.name}: run, blank", _under_run(running.run_blank, harness, path)
             yield f"{harness.name}: run, troubled", _under_run(running.run_troubled, harness, path)
             if harness.delegates is not None:
                 yield f"{harness.name}: run, delegating", _under_run(running.run_delegating, harness, path)
+    for harness in (ClaudeCode(), Codex(), Opencode("chat", path), Pi("messages")):
+        yield f"{harness.name}: gateway killed", _under_run(shared.killed, harness, path)
+    several = [ClaudeCode(), Codex(), Opencode("messages", path), Pi("responses"), MiniSweAgent(), Pi("chat")]
+    yield "together", lambda checks, root: shared.together(checks, several, root, path)
+    claude = ClaudeCode()
+    twice = scripts.delegating_twice(claude)
+    yield "claude-code: two sub-agents", _behind_serve(scenarios.delegating_twice, claude, twice, path)
     for harness in (ClaudeCode(), Codex(compact_above=17_000)):
         yield (
             f"{harness.name}: compacting",

@@ -17,9 +17,9 @@ from tests.e2e.checks import Checks
 from tests.e2e.evidence import check_all_captured, check_rows, check_tokens
 from tests.e2e.harness.launch import Harness, Json
 from tests.e2e.stage import captured, gristmill
-from tests.e2e.witness import Seen, Witness
+from tests.e2e.witness import Seen
 
-__all__ = ["Played", "check_chain", "check_played", "ids_of", "labelled", "read_played"]
+__all__ = ["Played", "check_attempt", "check_chain", "check_played", "ids_of", "labelled", "read_played"]
 
 _ASIDE = {PurposeLabel.AUXILIARY, PurposeLabel.SUBAGENT, PurposeLabel.COMPACTION}
 
@@ -51,10 +51,11 @@ class Played:
         return [call.call_id or "" for call in self.seen if not call.whole]
 
 
-def read_played(ledger: Path, key: AttemptKey, witness: Witness, engine_url: str, options: Sequence[str]) -> Played:
-    """Read an attempt that was finished; `options` are the policy's."""
-    outcome = json.loads(gristmill("select", str(ledger), *options, "--json", check=False).stdout)["rollouts"][0]
-    return Played(ledger, key, captured(ledger, key), witness.calls(), _rules(engine_url), outcome)
+def read_played(ledger: Path, key: AttemptKey, seen: Sequence[Seen], engine_url: str, options: Sequence[str]) -> Played:
+    """Read an attempt that was finished; `seen` are its requests, `options` the policy's."""
+    words = ("select", str(ledger), "--rollout", key.rollout_id, *options, "--json")
+    outcome = json.loads(gristmill(*words, check=False).stdout)["rollouts"][0]
+    return Played(ledger, key, captured(ledger, key), list(seen), _rules(engine_url), outcome)
 
 
 def _rules(engine_url: str) -> dict[str, str]:
@@ -65,7 +66,18 @@ def _rules(engine_url: str) -> dict[str, str]:
 
 
 def check_played(checks: Checks, harness: Harness, made: Played) -> None:
-    """What holds in every scenario."""
+    """What holds in every scenario that has a ledger of its own."""
+    check_attempt(checks, harness, made)
+    expected = {made.key.rollout_id: (made.capture, made.seen)}
+    rows = made.ledger.with_name("rows")
+    if harness.options:
+        check_rows(checks, made.ledger, rows, expected, harness.options, made.selected)
+    else:
+        check_rows(checks, made.ledger, rows, expected)
+
+
+def check_attempt(checks: Checks, harness: Harness, made: Played) -> None:
+    """What holds of every attempt."""
     check_all_captured(checks, made.capture, made.seen)
     check_tokens(checks, made.capture, made.seen, unusable=made.unusable())
     if harness.makes_title:
@@ -76,12 +88,6 @@ def check_played(checks: Checks, harness: Harness, made: Played) -> None:
     checks.equal("the returned history is accepted", "selected", made.outcome["outcome"])
     if made.outcome["outcome"] != "selected":
         checks.check("(why it was not)", False, {key: made.outcome.get(key) for key in ("code", "where", "message")})
-    expected = {made.key.rollout_id: (made.capture, made.seen)}
-    rows = made.ledger.with_name("rows")
-    if harness.options:
-        check_rows(checks, made.ledger, rows, expected, harness.options, made.selected)
-    else:
-        check_rows(checks, made.ledger, rows, expected)
 
 
 def labelled(records: Sequence[CallRecord], label: PurposeLabel) -> bool:

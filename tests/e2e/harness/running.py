@@ -19,7 +19,7 @@ from tests.e2e.harness.scenarios import check_delegated
 from tests.e2e.stage import COMMAND
 from tests.e2e.witness import Witness
 
-__all__ = ["run_delegating", "run_steady", "run_troubled"]
+__all__ = ["run_blank", "run_delegating", "run_steady", "run_troubled"]
 
 _KEY = AttemptKey("mend", 0)
 
@@ -46,7 +46,7 @@ def _play(checks: Checks, harness: Harness, script: Json, root: Path, path: str)
         if not checks.check("gristmill run ends as the harness does: well", ran.status == 0, told):
             return None
         report = json.loads(ran.out)
-        made = read_played(ledger, _KEY, witness, engine_url, harness.options)
+        made = read_played(ledger, _KEY, witness.calls(), engine_url, harness.options)
     _check_report(checks, ledger, report)
     return made, report
 
@@ -76,6 +76,18 @@ def run_steady(checks: Checks, harness: Harness, root: Path, path: str) -> None:
         checks.equal("the history selects the main agent's calls", ids_of(main), made.selected)
         checks.equal(
             "and the report says so", ("selected", None), (report["outcome"]["outcome"], report["outcome"]["code"])
+        )
+
+
+def run_blank(checks: Checks, harness: Harness, root: Path, path: str) -> None:
+    """Replies whose text is white space alone: what an engine's parser leaves between thinking and a tool call."""
+    played = _play(checks, harness, scripts.blank(harness), root, path)
+    if played is not None:
+        made, report = played
+        main = made.of("main")
+        check_chain(checks, "main agent", main)
+        checks.equal(
+            "the report selects them", ("selected", None), (report["outcome"]["outcome"], report["outcome"]["code"])
         )
 
 

@@ -19,7 +19,18 @@ from tests.e2e.harness.played import Played, check_chain, check_played, ids_of, 
 from tests.e2e.stage import Gateway, Rollout, gateway
 from tests.e2e.witness import Witness
 
-__all__ = ["Scenario", "Scene", "blank", "check_delegated", "compacting", "delegating", "scene", "steady", "troubled"]
+__all__ = [
+    "Scenario",
+    "Scene",
+    "blank",
+    "check_delegated",
+    "compacting",
+    "delegating",
+    "delegating_twice",
+    "scene",
+    "steady",
+    "troubled",
+]
 
 
 @dataclass
@@ -51,7 +62,9 @@ class Scene:
         """Finish the attempt and read everything."""
         self.gateway.finish(self.rollout, result)
         options = (*self.harness.options, *options)
-        return read_played(self.gateway.ledger, self.rollout.attempt_key, self.witness, self.engine_url, options)
+        return read_played(
+            self.gateway.ledger, self.rollout.attempt_key, self.witness.calls(), self.engine_url, options
+        )
 
 
 Scenario = Callable[[Scene], None]
@@ -110,6 +123,19 @@ def delegating(stage: Scene) -> None:
     """A sub-agent."""
     made = stage.play(scripts.TASK)
     check_delegated(stage.checks, stage.harness, made)
+    stage.checks.equal("the history selects the main agent's calls", ids_of(made.of("main")), made.selected)
+
+
+def delegating_twice(stage: Scene) -> None:
+    """Two sub-agents at the same time; neither is taken for the other."""
+    made = stage.play(scripts.TASK)
+    check_played(stage.checks, stage.harness, made)
+    check_chain(stage.checks, "main agent", made.of("main"))
+    for what in ("millstones", "wheels"):
+        sub = made.of(what)
+        stage.checks.equal(f"two turns of the one that counts {what}", 2, len(sub))
+        stage.checks.check("they are labelled so", labelled(sub, PurposeLabel.SUBAGENT), [r.purpose for r in sub])
+        check_chain(stage.checks, f"one that counts {what}", sub)
     stage.checks.equal("the history selects the main agent's calls", ids_of(made.of("main")), made.selected)
 
 

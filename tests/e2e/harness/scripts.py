@@ -131,6 +131,62 @@ def delegating(harness: Harness) -> Json:
     )
 
 
+def delegating_twice(harness: Harness) -> Json:
+    """Two sub-agents started in one turn, which work at the same time."""
+    calls = [
+        {
+            "name": harness.delegates,
+            "arguments": {
+                "description": what,
+                "prompt": f"SUBTASK: count the {what}",
+                "subagent_type": "general-purpose",
+            },
+        }
+        for what in ("millstones", "wheels")
+    ]
+    turns = [{"content": "Others count.", "tool_calls": calls}, _last(harness)]
+    rules = []
+    for what in ("millstones", "wheels"):
+        sub = [
+            {"content": f"I count {what}.", "tool_calls": [_shell(harness, f"sleep 0.3; echo 3 {what}")]},
+            {"content": f"There are 3 {what}."},
+        ]
+        rules.append({"name": what, "when": {"user": f"SUBTASK: count the {what}"}, "turns": sub})
+    return _script([*rules, {"name": "main", "turns": turns}])
+
+
+def slow(harness: Harness) -> Json:
+    """Six turns, each of which takes the engine some seconds, most of them thinking.
+
+    What breaks off in the middle of thinking leaves nothing in a history; later, harnesses keep what was complete.
+    """
+    turns = [
+        {"reasoning": f"{turn} turns, " * 40, "tool_calls": [_shell(harness, f"echo step-{turn}")], "content": "On."}
+        for turn in range(5)
+    ]
+    return _script([{"name": "main", "turns": [*turns, _last(harness)]}], behaviour={"chunks": 4, "gap_s": 0.06})
+
+
+def for_any() -> Json:
+    """Three turns for any harness; each asks for a model of its own name."""
+    call = {
+        "name": "@shell",
+        "arguments": {"command|cmd": "echo step-{{turn}} for {{model}}", "description?": "A step"},
+    }
+    turns = [{"reasoning": "I am {{model}}.", "content": "Step {{turn}}.", "tool_calls": [call]} for _ in range(2)]
+    last = {"reasoning": "It turns.", "content": FINAL}
+    end = {**last, "tool_calls": [{"name": "@shell", "arguments": {"command|cmd": LAST_COMMAND}}]}
+    script = _script(
+        [
+            {"name": "main", "when": {"user": "for mini-swe-agent", "turn": 2}, "reply": end},
+            {"name": "main", "turns": [*turns, last]},
+        ],
+        tool_names={"shell": ["Bash", "bash", "exec_command"]},
+    )
+    script["behaviour"] = {"chunks": "uneven", "gap_s": 0.02}
+    return script
+
+
 def long_output(harness: Harness) -> Json:
     """A call of the shell whose output is some thousands of tokens."""
     return _shell(harness, "for i in $(seq 1500); do echo grain $i; done")
