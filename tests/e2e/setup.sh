@@ -6,6 +6,8 @@
 # shellcheck shell=bash
 
 E2E_CACHE="${E2E_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gristmill-e2e}"
+mkdir -p "$E2E_CACHE"
+E2E_CACHE="$(cd "$E2E_CACHE" && pwd)"
 PYTHON="${PYTHON:-python3}"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 repository="$(cd "$here/../.." && pwd)"
