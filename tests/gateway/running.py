@@ -563,7 +563,9 @@ async def gateway(
         settings: of the gateway.
     """
     given = {"upstreams": list(engines), "ledger": folder / "calls.ledger", "min_free_bytes": 0, **settings}
-    config = load_settings({"connect_timeout_s": 2.0, "health_timeout_s": 1.0, "drain_s": 5.0, **given}, environment={})
+    config = load_settings(
+        {"connect_timeout_s": 2.0, "health_timeout_s": 1.0, "abort_wait_s": 2.0, **given}, environment={}
+    )
     options: dict[str, Any] = {} if clock is None else {"clock": clock}
     ledger = SqliteLedger(config.ledger, most_waiting=most_waiting, **options)
     app = Gateway(config, ledger)

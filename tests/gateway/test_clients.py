@@ -176,7 +176,7 @@ def test_a_client_that_goes_away_while_the_record_is_written(tmp_path: Path, dia
 def test_a_client_that_does_not_read(tmp_path: Path, dialect: Dialect) -> None:
     # Agents are stopped under debuggers; what they do not read must wait in the engine, not here.
     sent = 0
-    pieces, size = 1500, 64 * 1024
+    pieces, size = 600, 64 * 1024
 
     async def main() -> None:
         async def play(seen: Asked, wire: Wire) -> None:
