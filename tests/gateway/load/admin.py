@@ -25,7 +25,7 @@ PATIENCE_s: Final = 90.0
 
 
 class Refused(Exception):
-    """The admin API refused what it should have done."""
+    """The gateway refused what it should have done."""
 
 
 class Minted(NamedTuple):

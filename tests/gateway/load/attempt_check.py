@@ -8,7 +8,7 @@ Not here: the run as a whole (verify).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 
 from gristmill.records import CallRecord, Capture, Delivery, Exchange, ParentResolution
+from tests.gateway.load.conversation import MODEL
 from tests.gateway.load.engine import EngineSaw, SawChoice, ids_digest
 from tests.gateway.load.harness import evidence_digest
 from tests.gateway.load.journal import AttemptJournal, Fate, Sent
@@ -25,6 +26,7 @@ from tests.gateway.load.script import heard, nonces
 __all__ = ["AttemptCheck"]
 
 _SETTLES_s = 2.0
+_DELIVERS_s = 5.0
 _BAD_DELIVERIES = frozenset({Delivery.ABORTED, Delivery.PARTIAL})
 
 
@@ -41,6 +43,7 @@ class AttemptCheck:
         capture: what the ledger holds, tokens and exchanges included.
         by_call: what the engine saw of all calls.
         sampled: the calls that the engine saw with a nonce of this attempt.
+        killed_at: when a gateway was killed, in unix seconds.
 
     Attributes:
         acknowledged: choices of acknowledged replies.
@@ -49,12 +52,18 @@ class AttemptCheck:
     """
 
     def __init__(
-        self, attempt: AttemptJournal, capture: Capture, by_call: Mapping[str, EngineSaw], sampled: set[str]
+        self,
+        attempt: AttemptJournal,
+        capture: Capture,
+        by_call: Mapping[str, EngineSaw],
+        sampled: set[str],
+        killed_at: Sequence[float] = (),
     ) -> None:
         self._attempt = attempt
         self._capture = capture
         self._by_call = by_call
         self._sampled = sampled
+        self._killed_at = killed_at
         self._records = {record.model_call_id: record for record in capture.records}
         self._nonces = {call_id: _asked(exchange) for call_id, exchange in capture.exchanges.items()}
         self._sent: dict[str, list[Sent]] = {}
@@ -83,7 +92,7 @@ class AttemptCheck:
         return self._found
 
     def _say(self, call_id: str | None, what: str) -> None:
-        self._found.append(f"{self._attempt.key.rollout_id}/{self._attempt.key.attempt} {call_id}: {what}")
+        self._found.append(f"{self._attempt.name} {call_id}: {what}")
 
     # ---- what clients have -------------------------------------------------------------------------------------------
 
@@ -133,8 +142,17 @@ class AttemptCheck:
         stored_reply = SaidReply() if exchange.reply is None else read_body(sent.dialect, _plain(exchange.reply))
         if index >= len(stored_reply.choices) or stored_reply.choices[index].content != said.content:
             self._say(call_id, "the stored reply is not the one that the client got")
-        if record.delivery in _BAD_DELIVERIES:
+        if record.delivery is not Delivery.DELIVERED and not (
+            record.delivery is Delivery.UNKNOWN and self._killed_soon_after(record)
+        ):
             self._say(call_id, f"the client has the whole reply, and its delivery is {record.delivery}")
+        if record.requested_model != MODEL:
+            self._say(call_id, f"{MODEL} was asked for, and {record.requested_model} is stored")
+
+    def _killed_soon_after(self, record: CallRecord) -> bool:
+        """Tell whether there was hardly time to write that a reply had been delivered."""
+        done = record.completed_at or 0.0
+        return any(done <= at <= done + _DELIVERS_s for at in self._killed_at)
 
     # ---- what the ledger has -----------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from gristmill.records import Dialect
 from tests.gateway.load.replies import Said, SaidReply
 
-__all__ = ["PATHS", "Conversation", "aside", "conversation"]
+__all__ = ["MODEL", "PATHS", "Conversation", "aside", "conversation"]
 
 Json = dict[str, Any]
 
@@ -22,7 +22,7 @@ PATHS = {
     Dialect.RESPONSES: "/v1/responses",
     Dialect.MESSAGES: "/v1/messages",
 }
-_MODEL = "any-model"
+MODEL = "any-model"
 _SYSTEM = "You are one of many agents that work at once. Answer what you are asked last."
 _SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}, "said": {"type": "string"}}, "required": ["at"]}
 _ABOUT = {"name": "look", "description": "Look at a place."}
@@ -74,7 +74,7 @@ def conversation(dialect: Dialect, *, reasoning: bool, by_id: bool) -> Conversat
 
 def aside(dialect: Dialect, text: str, *, stream: bool) -> Json:
     """Return the body of a request that stands outside of the conversation, as a harness makes them for titles."""
-    body: Json = {"model": _MODEL, "stream": stream}
+    body: Json = {"model": MODEL, "stream": stream}
     match dialect:
         case Dialect.COMPLETIONS:
             return {**body, "prompt": text, "max_tokens": _MOST_TOKENS}
@@ -104,7 +104,7 @@ class _Chat:
         self._tool = said.tools[0].id if said.tools else None
 
     def body(self, *, stream: bool, n: int) -> Json:
-        body: Json = {"model": _MODEL, "messages": self._messages, "stream": stream}
+        body: Json = {"model": MODEL, "messages": self._messages, "stream": stream}
         if not self._reasoning:
             body["messages"] = [
                 {name: value for name, value in message.items() if name != "reasoning"} for message in self._messages
@@ -134,7 +134,7 @@ class _Completions:
         self._messages.append({"role": "assistant", "content": said.text})
 
     def body(self, *, stream: bool, n: int) -> Json:
-        body: Json = {"model": _MODEL, "prompt": f"{self._prompt}{self._asked}\n", "stream": stream}
+        body: Json = {"model": MODEL, "prompt": f"{self._prompt}{self._asked}\n", "stream": stream}
         body["max_tokens"] = _MOST_TOKENS
         return {**body, "n": n} if n > 1 else body
 
@@ -167,7 +167,7 @@ class _Responses:
 
     def body(self, *, stream: bool, n: int) -> Json:
         del n
-        body: Json = {"model": _MODEL, "instructions": _SYSTEM, "input": self._input, "stream": stream}
+        body: Json = {"model": MODEL, "instructions": _SYSTEM, "input": self._input, "stream": stream}
         if self._by_id and self._last is not None:
             body |= {"input": self._input[-1:], "previous_response_id": self._last}
         tool = {"type": "function", **_ABOUT, "parameters": _SCHEMA, "strict": False}
@@ -198,7 +198,7 @@ class _Messages:
 
     def body(self, *, stream: bool, n: int) -> Json:
         del n
-        body: Json = {"model": _MODEL, "system": _SYSTEM, "messages": self._messages, "stream": stream}
+        body: Json = {"model": MODEL, "system": _SYSTEM, "messages": self._messages, "stream": stream}
         body["tools"] = [{**_ABOUT, "input_schema": _SCHEMA}]
         return {**body, "max_tokens": _MOST_TOKENS}
 

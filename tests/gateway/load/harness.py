@@ -21,7 +21,7 @@ import orjson
 
 from gristmill.ledger import AttemptState
 from gristmill.records import Dialect
-from tests.gateway.load.admin import Admin, Minted, PATIENCE_s
+from tests.gateway.load.admin import Admin, Minted, PATIENCE_s, Refused
 from tests.gateway.load.conversation import PATHS, aside, conversation
 from tests.gateway.load.journal import AttemptJournal, Fate, Journal, Sent
 from tests.gateway.load.replies import read_reply
@@ -97,11 +97,20 @@ class Harness:
         self._asides: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Hold the conversation and end the attempt."""
-        for _ in range(self._calls):
-            await self._turn()
-        await asyncio.gather(*self._asides)
-        await self._end()
+        """Hold the conversation and end the attempt.
+
+        Raises:
+            Refused: by the gateway, which says that this is no matter of asking again.
+            TimeoutError: there was no reply however often it was asked.
+        """
+        try:
+            for _ in range(self._calls):
+                await self._turn()
+            await asyncio.gather(*self._asides)
+            await self._end()
+        finally:
+            for beside in self._asides:
+                beside.cancel()
 
     def _nonce(self) -> Nonce:
         self._asked += 1
@@ -224,7 +233,7 @@ class Harness:
         sent.fate = Fate.REFUSED
         sent.problem = raw[-300:].decode(errors="replace")
         if 200 < sent.status < 500 and sent.status != 429:
-            self._journal.violations.append(f"{sent.nonce}: refused with {sent.status}: {sent.problem}")
+            raise Refused(f"{sent.nonce} was refused with {sent.status}: {sent.problem}")
 
     async def _end(self) -> None:
         """Hand the result back, or do what else may happen to an attempt."""

@@ -83,6 +83,11 @@ class AttemptJournal(msgspec.Struct, kw_only=True):
     state: AttemptState = AttemptState.OPEN
     snapshot_id: str | None = None
 
+    @property
+    def name(self) -> str:
+        """What it is called in sentences."""
+        return f"{self.key.rollout_id}/{self.key.attempt}"
+
 
 class Journal(msgspec.Struct):
     """The whole run.
@@ -90,12 +95,14 @@ class Journal(msgspec.Struct):
     Attributes:
         orphans: attempts that may have been opened by a request whose answer was lost.
         violations: what no harness should ever see.
+        killed_at: when the gateway was killed, in unix seconds.
         acknowledged: replies so far.
     """
 
     attempts: dict[AttemptKey, AttemptJournal] = {}
     orphans: set[AttemptKey] = set()
     violations: list[str] = []
+    killed_at: list[float] = []
     acknowledged: int = 0
 
     def sent(self) -> list[Sent]:

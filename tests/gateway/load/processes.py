@@ -14,11 +14,11 @@ import socket
 import subprocess
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import monotonic
-from typing import Final
+from time import monotonic, time
+from typing import Any, Final
 
 import orjson
 
@@ -89,7 +89,7 @@ class GatewayProcess:
         url: where it listens while it runs.
         ledger: its file.
         up: set while it is known to listen.
-        kills: how often it was killed.
+        killed_at: when it was killed, in unix seconds.
         down_s: how long it did not listen, all in all.
         peak_rss_bytes: the most that one of its processes had in memory.
     """
@@ -104,7 +104,7 @@ class GatewayProcess:
         self.ledger: Final = folder / "load.gristmill"
         self.url: Final = f"http://127.0.0.1:{self._port}"
         self.up: Final = asyncio.Event()
-        self.kills = 0
+        self.killed_at: list[float] = []
         self.down_s = 0.0
         self.peak_rss_bytes = 0
 
@@ -147,9 +147,9 @@ class GatewayProcess:
             self._down_at = monotonic()
         self.up.clear()
         self._measure()
+        self.killed_at.append(time())
         self._running.send_signal(signal.SIGKILL)
         await self._running.wait()
-        self.kills += 1
 
     async def stop(self) -> int:
         """Let it end in good order and return its status."""
@@ -177,13 +177,21 @@ class GatewayProcess:
 
     def lost_on_open(self) -> list[int]:
         """Return, for each start, how many calls it found that nobody would finish."""
-        found: list[int] = []
-        for line in self.log.read_bytes().splitlines():
-            if line.startswith(b"{"):
-                said = orjson.loads(line)
-                if said.get("event") == "started":
-                    found.append(said["lost_on_open"])
-        return found
+        return [said["lost_on_open"] for said in self._logged() if said["event"] == "started"]
+
+    def complaints(self) -> list[str]:
+        """Return what it logged that it should have had no reason to log."""
+        return [str(said) for said in self._logged() if said["level"] not in {"debug", "info"}]
+
+    def _logged(self) -> Iterator[dict[str, Any]]:
+        *lines, last = self.log.read_bytes().split(b"\n")
+        assert not last, last
+        for line in lines:
+            try:
+                yield orjson.loads(line)
+            except orjson.JSONDecodeError:
+                # A line that a kill cut off, or one that is none of the gateway's own.
+                yield {"level": "unknown", "event": line.decode(errors="replace")}
 
 
 def _steady_port() -> int:

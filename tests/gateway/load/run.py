@@ -96,12 +96,14 @@ async def run(plan: Plan, folder: Path) -> Outcome:
         finally:
             await gateway.ended()
     began = monotonic()
+    journal.killed_at = gateway.killed_at
     verified = verify(gateway.ledger, journal, read_log(folder / "engine.jsonl"), sample=plan.sample, seed=plan.seed)
     sent = journal.sent()
     fates = [each.fate for each in sent]
-    violations = [*journal.violations, *verified.violations]
-    if gateway.kills != plan.kills:
-        violations.append(f"expected {plan.kills} kills, there were {gateway.kills}")
+    complaints = [f"the gateway's log: {each}" for each in gateway.complaints()]
+    violations = [*journal.violations, *verified.violations, *complaints]
+    if len(gateway.killed_at) != plan.kills:
+        violations.append(f"expected {plan.kills} kills, there were {len(gateway.killed_at)}")
     if sum(gateway.lost_on_open()) != verified.lost:
         violations.append(f"the gateways found {gateway.lost_on_open()} lost calls, {verified.lost} are in the ledger")
     return Outcome(
@@ -112,7 +114,7 @@ async def run(plan: Plan, folder: Path) -> Outcome:
         dropped=fates.count(Fate.DROPPED),
         refused=fates.count(Fate.REFUSED),
         replays=sum(each.replayed and each.fate is Fate.ACKNOWLEDGED for each in sent),
-        kills=gateway.kills,
+        kills=len(gateway.killed_at),
         lost_on_open=gateway.lost_on_open(),
         seconds=seconds,
         down_s=gateway.down_s,
@@ -157,19 +159,19 @@ async def _rollout(
         minted = await admin.mint(AttemptKey(name, index), group_id)
         harness = Harness(session, admin, minted, journal, plan.calls, f"{plan.seed}/{name}/{index}")
         harness.attempt.group_id = group_id
-        await harness.run()
+        try:
+            await harness.run()
+        except (TimeoutError, Refused) as error:
+            journal.violations.append(f"{name}/{index}: cannot go on: {error}")
 
     async with room:
-        try:
-            if draw.random() >= _SECOND_ATTEMPTS:
-                await attempt(0)
-            elif draw.random() < 0.5:
-                await attempt(0)
-                await attempt(1)
-            else:
-                await asyncio.gather(attempt(0), attempt(1))
-        except (TimeoutError, Refused) as error:
-            journal.violations.append(f"{name}: cannot go on: {error}")
+        if draw.random() >= _SECOND_ATTEMPTS:
+            await attempt(0)
+        elif draw.random() < 0.5:
+            await attempt(0)
+            await attempt(1)
+        else:
+            await asyncio.gather(attempt(0), attempt(1))
 
 
 async def _kill(plan: Plan, gateway: GatewayProcess, journal: Journal) -> None:
@@ -200,7 +202,7 @@ async def _freeze_again(admin: Admin, journal: Journal) -> None:
         try:
             told: dict[str, Any] = await admin.act(attempt.key, "freeze")
         except Refused as error:
-            journal.violations.append(f"{attempt.key}: cannot be frozen again: {error}")
+            journal.violations.append(f"{attempt.name}: cannot be frozen again: {error}")
             continue
         if told["snapshot_id"] != attempt.snapshot_id:
-            journal.violations.append(f"{attempt.key}: frozen as {attempt.snapshot_id}, now {told['snapshot_id']}")
+            journal.violations.append(f"{attempt.name}: frozen as {attempt.snapshot_id}, now {told['snapshot_id']}")

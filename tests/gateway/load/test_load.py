@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gristmill.ledger import SqliteReader
-from gristmill.records import Capture, LostCall
+from gristmill.records import Capture, Delivery, LostCall
 from tests.gateway.load.attempt_check import AttemptCheck
 from tests.gateway.load.engine import EngineSaw, read_log
 from tests.gateway.load.journal import AttemptJournal, Fate, Sent
@@ -30,10 +30,11 @@ class Evidence(msgspec.Struct):
     other: Capture
     by_call: dict[str, EngineSaw]
     sampled: set[str]
+    killed_at: list[float]
 
     def found(self) -> list[str]:
         """Check it."""
-        return AttemptCheck(self.attempt, self.capture, self.by_call, self.sampled).run()
+        return AttemptCheck(self.attempt, self.capture, self.by_call, self.sampled, self.killed_at).run()
 
     @property
     def last(self) -> Sent:
@@ -84,7 +85,7 @@ def evidence(made: tuple[Outcome, Path]) -> Evidence:
         capture = reader.read(attempt.key, exchanges=True)[0]
         foreign = reader.read(other.key, exchanges=True)[0]
     sampled = calls_by_attempt(by_call)[attempt.key]
-    return Evidence(deepcopy(attempt), capture, foreign, deepcopy(by_call), set(sampled))
+    return Evidence(deepcopy(attempt), capture, foreign, deepcopy(by_call), set(sampled), outcome.journal.killed_at)
 
 
 def test_nothing_is_lost_or_astray_while_the_gateway_is_killed(made: tuple[Outcome, Path]) -> None:
@@ -160,6 +161,10 @@ def _rename(evidence: Evidence) -> None:
     evidence.change(str(evidence.last.call_id), response_id="another")
 
 
+def _undeliver(evidence: Evidence) -> None:
+    evidence.change(str(evidence.last.call_id), delivery=Delivery.PARTIAL)
+
+
 def _other_words(evidence: Evidence) -> None:
     reply = evidence.last.reply
     said = msgspec.structs.replace(reply.choices[0], text="something else")
@@ -189,6 +194,7 @@ def _unsend(evidence: Evidence) -> None:
         (_mark_lost, "it is lost, and somebody has its reply"),
         (_spoil, "acknowledged and not usable"),
         (_rename, "its response id is"),
+        (_undeliver, "and its delivery is partial"),
         (_other_words, "its content is"),
         (_answer_twice, "two requests were answered with one call"),
         (_unsend, "was sent 0 times, and there are 1 calls of it"),

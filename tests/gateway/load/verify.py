@@ -84,7 +84,7 @@ def verify(ledger: Path, journal: Journal, saw: Sequence[EngineSaw], *, sample: 
                 _check_orphan(reader, key, journal, found)
                 continue
             calls = by_attempt.pop(key, set())
-            _check_attempt(reader, attempt, by_call, calls, found, sampled=key in sampled)
+            _check_attempt(reader, attempt, by_call, calls, journal.killed_at, found, sampled=key in sampled)
     found.violations += [f"{key}: is not in the ledger" for key in journal.attempts.keys() - seen]
     found.violations += [f"{key}: the engine sampled for it, and it is not in the ledger" for key in by_attempt]
     return found
@@ -124,21 +124,22 @@ def _check_attempt(
     attempt: AttemptJournal,
     by_call: Mapping[str, EngineSaw],
     calls: set[str],
+    killed_at: Sequence[float],
     found: Verified,
     *,
     sampled: bool,
 ) -> None:
-    key = attempt.key
+    key, name = attempt.key, attempt.name
     capture, result = reader.read(key, exchanges=True)
-    check = AttemptCheck(attempt, capture, by_call, calls)
+    check = AttemptCheck(attempt, capture, by_call, calls, killed_at)
     found.violations += check.run()
-    found.violations += [f"{key}: the ledger contradicts itself: {each}" for each in reader.check(key)]
-    found.violations += [f"{key}: {call.record.model_call_id} came after the end" for call in reader.late(key)]
+    found.violations += [f"{name}: the ledger contradicts itself: {each}" for each in reader.check(key)]
+    found.violations += [f"{name}: {call.record.model_call_id} came after the end" for call in reader.late(key)]
     state = reader.summary(key).state
     if state is not attempt.state:
-        found.violations.append(f"{key}: expected it to be {attempt.state}, it is {state}")
+        found.violations.append(f"{name}: expected it to be {attempt.state}, it is {state}")
     if (result is None) != (attempt.result is None):
-        found.violations.append(f"{key}: expected {'no ' if attempt.result is None else 'a '}result")
+        found.violations.append(f"{name}: expected {'no ' if attempt.result is None else 'a '}result")
     if result is not None:
         _check_result(attempt, result, found)
     found.calls += len(capture.records) + len(capture.lost)
@@ -152,7 +153,7 @@ def _check_attempt(
     found.unheard += check.unheard
     found.ambiguous += check.ambiguous
     if attempt.outcome not in (None, "selected") and not check.twins_of(attempt.path):
-        found.violations.append(f"{key}: when it was finished it was {attempt.outcome}")
+        found.violations.append(f"{name}: when it was finished it was {attempt.outcome}")
     if sampled:
         _check_selection(capture, result, attempt, check.twins_of(attempt.path), found)
 
@@ -160,7 +161,7 @@ def _check_attempt(
 def _check_result(attempt: AttemptJournal, result: Result, found: Verified) -> None:
     given = attempt.result, attempt.reward, attempt.group_id
     if (result.value, result.reward, result.group_id) != given:
-        found.violations.append(f"{attempt.key}: its result is not the one that was handed back")
+        found.violations.append(f"{attempt.name}: its result is not the one that was handed back")
 
 
 def _check_selection(
@@ -177,12 +178,12 @@ def _check_selection(
         if twins and made.code in _LEFT_OPEN:
             found.refused += 1
         else:
-            found.violations.append(f"{attempt.key}: refused: {made.code} {made.message}")
+            found.violations.append(f"{attempt.name}: refused: {made.code} {made.message}")
         return
     wrong = set(made.selection.calls) ^ set(attempt.path)
     if wrong and not (twins and len(made.selection.calls) == len(attempt.path)):
-        found.violations.append(f"{attempt.key}: the selection differs from the history in {sorted(wrong)}")
+        found.violations.append(f"{attempt.name}: the selection differs from the history in {sorted(wrong)}")
     chosen = {record.model_call_id: record for record in capture.records}
     tokens = sum(chosen[call_id].cum_len - chosen[call_id].prompt_len for call_id in made.selection.calls)
     if made.rebuilt.trained_tokens != tokens:
-        found.violations.append(f"{attempt.key}: {tokens} tokens sampled, {made.rebuilt.trained_tokens} trained")
+        found.violations.append(f"{attempt.name}: {tokens} tokens sampled, {made.rebuilt.trained_tokens} trained")
