@@ -115,4 +115,4 @@ lock: setup-dev ## re-make both lock files (LOCK=--upgrade for newer releases)
 
 clean: ## remove the environment and everything the tools left
 	rm -rf .venv build dist htmlcov .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache .import_linter_cache
-	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

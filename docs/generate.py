@@ -225,11 +225,18 @@ def configuration_page() -> str:
         "administrator's in a file.\n\n"
         "```toml\n"
         'upstreams = ["http://127.0.0.1:8000"]\n'
-        'ledger = "run.ledger"\n'
+        'ledger = "run.gristmill"\n'
         'models = ["*=policy"]\n'
         "idle_timeout_s = 60\n\n"
         "[overrides]\n"
         "temperature = 1.0\n"
+        "```\n\n"
+        "An engine that needs more than its address is a table:\n\n"
+        "```toml\n"
+        "[[upstreams]]\n"
+        'url = "http://127.0.0.1:8000"\n'
+        'kind = "vllm"\n'
+        'key_env = "ENGINE_KEY"\n'
         "```\n\n"
         "In the environment lists are separated by commas and `overrides` is JSON. On the command line, lists are\n"
         "options that are repeated."

@@ -245,6 +245,25 @@ def _only_text(content: JsonValue, where: str) -> str | None:
     return None
 
 
+def _joined(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
+    """Make one text of texts that follow each other."""
+    if len(atoms) < 2:
+        return tuple(atoms)
+    joined: list[Atom] = []
+    texts: list[str] = []
+    for atom in atoms:
+        if atom.kind == "text":
+            texts.append(atom.text)
+            continue
+        if texts:
+            joined.append(Atom("text", "".join(texts)))
+            texts = []
+        joined.append(atom)
+    if texts:
+        joined.append(Atom("text", "".join(texts)))
+    return tuple(joined)
+
+
 _PLAIN_MESSAGE_KEYS: Final = frozenset({"type", "role", "content", "id", "status"})
 
 
@@ -282,11 +301,8 @@ class _MessageParts:
             self.read_part(_object(raw, place), place)
 
     def read_text(self, text: str) -> None:
-        if not text:
-            return
-        if self.visible and self.visible[-1].kind == "text":
-            text = self.visible.pop().text + text
-        self.visible.append(Atom("text", text))
+        if text:
+            self.visible.append(Atom("text", text))
 
     def read_refusal(self, text: str) -> None:
         if text:
@@ -316,7 +332,7 @@ class _MessageParts:
     def atoms(self) -> tuple[Atom, ...]:
         text = "".join(self.reasoning)
         reasoning = (Atom("reasoning", text),) if text else ()
-        return (*reasoning, *self.payloads, *self.visible, *self.calls) or _EMPTY_ATOMS
+        return (*reasoning, *self.payloads, *_joined(self.visible), *self.calls) or _EMPTY_ATOMS
 
 
 def strip_transport(part: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -495,12 +511,10 @@ def _content_atoms(content: JsonValue, where: str) -> tuple[Atom, ...]:
         kind = _word(part.get("type"))
         if kind in _TEXT_PARTS:
             text = _text(part.get("text"), place + ".text")
-            if text and atoms and atoms[-1].kind == "text":
-                text = atoms.pop().text + text
             if text:
                 atoms.append(Atom("text", text))
         elif kind == "tool_result":
             atoms.append(_result_atom(part.get("tool_use_id"), part.get("content"), place))
         else:
             atoms.append(_other(part, place))
-    return tuple(atoms)
+    return _joined(atoms)

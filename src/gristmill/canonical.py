@@ -87,7 +87,7 @@ _number = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?)(\d+))?\Z", re.ASCII)
 
 
 _LONG_EXPONENT: Final = 4000
-"""Digits from which an exponent is reckoned with as text: `int()` costs the square of their number, and refuses more."""
+"""Digits above which an exponent is reckoned with as text: `int()` costs the square of their number, or refuses."""
 _LAST_DIGITS: Final = 18
 
 

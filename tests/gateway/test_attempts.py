@@ -146,15 +146,7 @@ def test_a_rollout_is_not_evicted_under_a_request(tmp_path: Path) -> None:
     run(main())
 
 
-ABORTED = [
-    pytest.param(dialect, marks=pytest.mark.xfail(strict=True, reason="gw-08: the scripted engine misses vLLM's id"))
-    if dialect is Dialect.COMPLETIONS
-    else dialect
-    for dialect in DIALECTS
-]
-
-
-@pytest.mark.parametrize("dialect", ABORTED)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_shutdown_aborts_what_still_runs(tmp_path: Path, dialect: Dialect) -> None:
     # A harness that is told "your rollout was finished" gives up; told "unavailable" it asks again.
     async def main() -> None:

@@ -32,16 +32,10 @@ from tests.gateway.running import (
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 dialects = pytest.mark.parametrize("dialect", DIALECTS)
 streams = pytest.mark.parametrize("stream", [False, True])
-ABORTED = [
-    pytest.param(dialect, marks=pytest.mark.xfail(strict=True, reason="gw-08: the scripted engine misses vLLM's id"))
-    if dialect is Dialect.COMPLETIONS
-    else dialect
-    for dialect in DIALECTS
-]
 
 
 @streams
-@pytest.mark.parametrize("dialect", ABORTED)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_client_that_goes_away(tmp_path: Path, dialect: Dialect, stream: bool) -> None:
     # What was sampled for it costs as much as anything else, and the engine must not go on for nobody.
     async def main() -> None:

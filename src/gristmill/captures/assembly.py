@@ -16,7 +16,7 @@ import msgspec
 
 from gristmill.canonical import JsonValue
 from gristmill.captures.choices import ItemsOf, error_text, read_document
-from gristmill.captures.fields import JsonObject, count_at, kind_of, list_at, object_at, text_at
+from gristmill.captures.fields import JsonObject, count_at, list_at, object_at, text_at
 from gristmill.captures.reply import Reply, ReplyChoice, Unexpected, failed_reply, malformed_reply
 from gristmill.captures.reply_json import loads_reply
 from gristmill.captures.sampled import SlimLogprobs
@@ -188,10 +188,10 @@ def _whole(value: JsonValue) -> JsonValue:
 def _join_choice(choice: JsonObject, piece: JsonObject, position: int, slim: bool) -> None:
     """Add one chunk's piece of a choice."""
     ids, held = piece.get("token_ids"), choice.get("token_ids")
-    if held is not None and isinstance(ids, list):
-        held.extend(ids)
+    if isinstance(held, list) and isinstance(ids, list):
+        cast("list[JsonValue]", held).extend(cast("list[JsonValue]", ids))
     elif ids is not None:
-        _extend(choice, "token_ids", ids, position)
+        _extend(choice, "token_ids", ids)
     usual = _USUAL_CHOICE.issuperset(piece)
     if not usual:
         _join_unusual(choice, piece, position)
@@ -207,8 +207,7 @@ def _join_choice(choice: JsonObject, piece: JsonObject, position: int, slim: boo
             _join_lists(choice, "logprobs", given)
     lists = None if usual else piece.get("provider_specific_fields")
     if lists is not None:
-        where = f"$.choices[{position}].provider_specific_fields"
-        _join_lists(choice, "provider_specific_fields", object_at(lists, where))
+        _join_extra(choice, lists)
     text = piece.get("text")
     if text is not None:
         where = f"$.choices[{position}]"
@@ -222,14 +221,14 @@ def _join_choice(choice: JsonObject, piece: JsonObject, position: int, slim: boo
         _join_delta(message, said, position)
 
 
-def _extend(choice: JsonObject, key: str, ids: JsonValue, position: int) -> None:
-    """Add ids to those that came."""
-    if not isinstance(ids, list):
-        raise Unexpected("an array", kind_of(ids), f"$.choices[{position}].{key}")
+def _extend(choice: JsonObject, key: str, ids: JsonValue) -> None:
+    """Add ids to those that came; with anything among them that is no list there is none, as in a body."""
     held = choice.get(key)
-    if held is None:
+    if not isinstance(ids, list):
+        choice[key] = ids
+    elif held is None:
         choice[key] = list(cast("list[JsonValue]", ids))
-    else:
+    elif isinstance(held, list):
         cast("list[JsonValue]", held).extend(cast("list[JsonValue]", ids))
 
 
@@ -237,7 +236,7 @@ def _join_unusual(choice: JsonObject, piece: JsonObject, position: int) -> None:
     """Add the ids and the last words that few chunks have."""
     ids = piece.get("response_token_ids")
     if ids is not None:
-        _extend(choice, "response_token_ids", ids, position)
+        _extend(choice, "response_token_ids", ids)
     for key in _LAST_SAID:
         if piece.get(key) is not None:
             choice[key] = piece[key]
@@ -259,9 +258,19 @@ def _join_slim(choice: JsonObject, logprobs: JsonObject) -> bool:
     return True
 
 
+def _join_extra(holder: JsonObject, extra: JsonValue) -> None:
+    """Join what a server adds of its own; of another shape than ours it is just what was said last."""
+    if isinstance(extra, dict):
+        _join_lists(holder, "provider_specific_fields", cast(JsonObject, extra))
+    else:
+        holder["provider_specific_fields"] = extra
+
+
 def _join_lists(holder: JsonObject, key: str, piece: JsonObject) -> None:
     """Join the arrays of an object such as `logprobs`; of other values the last one counts."""
-    joined = cast(JsonObject, holder.setdefault(key, {}))
+    there = holder.get(key)
+    joined = cast(JsonObject, there) if isinstance(there, dict) else JsonObject()
+    holder[key] = joined
     for name, value in piece.items():
         before = joined.get(name)
         if isinstance(before, list) and isinstance(value, list):
@@ -293,7 +302,7 @@ def _join_member(message: JsonObject, delta: JsonObject, key: str, where: str) -
         message[key] = call
         _join_call(call, object_at(value, place), place)
     elif key == "provider_specific_fields":
-        _join_lists(message, key, object_at(value, place))
+        _join_extra(message, value)
     else:
         message[key] = _joined(message.get(key), value, place)
 

@@ -186,7 +186,12 @@ def _choice(
     if echo and logprobs and search.ids and prompt and len(logprobs) == len(prompt) + len(search.ids):
         # The prompt's entries stand in front; any other length is a disagreement, to be reported as it is.
         logprobs = logprobs[len(prompt) :]
-    spans, misfit = _weight_spans(choice, where, search.ids)
+    reason = Code.TOKEN_COUNT_MISMATCH
+    try:
+        spans, misfit = _weight_spans(choice, where, search.ids)
+    except Unexpected as error:
+        # Spoils the tokens, not the reply around them.
+        spans, misfit, reason = (), str(error), Code.REPLY_MALFORMED
     made = ReplyChoice(
         index=index,
         finish_reason=finish,
@@ -202,7 +207,7 @@ def _choice(
     )
     made = _with_reason(made)
     if misfit is not None and made.reason is None:
-        return msgspec.structs.replace(made, reason=Code.TOKEN_COUNT_MISMATCH, detail=misfit)
+        return msgspec.structs.replace(made, reason=reason, detail=misfit)
     return made
 
 

@@ -46,9 +46,9 @@ COMMANDS: Final[Mapping[str, str]] = {
     "serve": "Capture model calls: a gateway in front of your engines.",
     "run": "Run a harness against a gateway and keep its rollout.",
     "doctor": "Say what an engine returns and what capture lacks.",
-    "engine": "Serve scripted replies with true token ids, for trying things out.",
+    "engine": "Serve scripted replies with true token ids.",
     "cases": "Run conformance cases.",
-    "demo": "Do the main job on rollouts recorded from a real engine.",
+    "demo": "Do the main job on an agent that runs now, and on recorded rollouts.",
     "completion": "Print the completion script of a shell.",
 }
 """Every command and its one-line help; the module of the same name holds it as `command`."""

@@ -41,6 +41,7 @@ __all__ = ["Gateway"]
 ValueT = TypeVar("ValueT")
 
 _HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*[A-Za-z0-9_-])\.?(?::\d{0,5})?", re.ASCII)
+_WATCH_EVERY_s: Final = 0.5
 _LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]", "localhost"})
 _LEDGER_STATUS: Final = {Code.ATTEMPT_CLOSED: 409, Code.ROLLOUT_UNKNOWN: 401}
 
@@ -70,6 +71,7 @@ class Gateway:
         self._desk: Final = Desk(config, ledger, self.metrics, self.log)
         self.attempts: Final[LiveAttempts] = self._desk.attempts
         self._replicas: Final = open_replicas(config)
+        self._watching: asyncio.Future[None] | None = None
         self._hosts: Final = frozenset(_hosts(config))
         self._sampler: Final = Sampler(self._desk, self._replicas)
 
@@ -78,6 +80,7 @@ class Gateway:
     async def start(self) -> None:
         """Look for the engines; calls are taken from now on."""
         await self._replicas.start()
+        self._watching = asyncio.ensure_future(self._watch_engines())
         self.log.info(
             "started",
             engines=[replica.label for replica in self._replicas],
@@ -102,8 +105,22 @@ class Gateway:
         aborted = await self.attempts.close_all(drain_s=self.config.drain_s if drain_s is None else drain_s)
         await self.drained(5.0)
         await self._desk.settle()
+        if self._watching is not None:
+            self._watching.cancel()
         await self._replicas.close()
         self.log.info("stopped", aborted=aborted)
+
+    async def _watch_engines(self) -> None:
+        """Write down when an engine comes or goes."""
+        was: dict[str, tuple[bool, int]] = {}
+        while True:
+            for replica in self._replicas:
+                now = replica.up, replica.epoch
+                if was.setdefault(replica.label, now) != now:
+                    say = self.log.info if replica.up else self.log.warning
+                    say("engine up" if replica.up else "engine down", engine=replica.label, epoch=replica.epoch)
+                    was[replica.label] = now
+            await asyncio.sleep(_WATCH_EVERY_s)
 
     # ---- for the service ---------------------------------------------------------------------------------------------
 
@@ -196,6 +213,7 @@ class Gateway:
 
     async def _refuse(self, client: Client, path: str, refused: RequestRefused) -> None:
         self.metrics.refused.labels(str(refused.code)).inc()
+        self.log.info("refused", status=refused.status, code=str(refused.code))
         found = find_route(path)
         if found is not None and found.route.purpose is Purpose.SAMPLE:
             front = FRONTS[found.route.dialect]
@@ -235,7 +253,13 @@ class Gateway:
                 await client.answer(200, b'{"name":"gristmill"}')
             case Purpose.HEALTH:
                 ready = self._sampler.admitting
-                await client.answer(200 if ready else 503, b'{"status":"ok"}' if ready else b'{"status":"stopping"}')
+                up = sum(replica.up for replica in self._replicas)
+                state = {
+                    "status": "ok" if ready else "stopping",
+                    "engines_up": up,
+                    "engines": len(self.config.upstreams),
+                }
+                await client.answer(200 if ready else 503, dump(state))
             case Purpose.METRICS:
                 self._check_admin(request)
                 await answer_metrics(self._desk, self._replicas, request)

@@ -8,14 +8,16 @@ Not here: sending it, and what comes back (call).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from gristmill.canonical import JsonValue, loads
 from gristmill.captures.headers import Session, kept_headers, session_of
 from gristmill.captures.purpose import first_label
+from gristmill.captures.reply import encodable
 from gristmill.captures.retry import request_digest, says_retry
 from gristmill.errors import Code, DecodeError, SelectionError
 from gristmill.gateway.attempts import Attempt, PastCall
@@ -32,6 +34,9 @@ __all__ = ["Asked", "ask_engine_for", "engine_model", "marked_retry", "read_requ
 ReadHistory = Callable[[Sequence[str]], Awaitable[Mapping[str, Sequence[Any]]]]
 """From response ids of the attempt to their conversations, input then output; those that were captured."""
 
+ValueT = TypeVar("ValueT")
+
+_LARGE_bytes: Final = 512 * 1024
 _UNDELIVERED: Final = frozenset({Delivery.PARTIAL, Delivery.ABORTED})
 
 
@@ -50,6 +55,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         session: what they say of the harness's session.
         purpose: label by what is known now.
         notes: what was changed so far.
+        large: what is done with it takes long enough for others to notice.
     """
 
     body: JsonObject
@@ -63,6 +69,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     session: Session
     purpose: Purpose
     notes: tuple[str, ...]
+    large: bool = False
 
 
 async def read_request(
@@ -84,6 +91,26 @@ async def read_request(
     Raises:
         RequestRefused: it is not served.
     """
+    large = len(raw) > _LARGE_bytes
+    parsed = await _aside(large, _decoded, raw)
+    found = await _history_of(parsed.body, front, history)
+    return await _aside(large, _understood, parsed, headers, front, attempt, found, large)
+
+
+async def _aside(large: bool, work: Callable[..., ValueT], *arguments: Any) -> ValueT:
+    """Do what takes long in a thread, so that other calls go on meanwhile."""
+    return await asyncio.to_thread(work, *arguments) if large else work(*arguments)
+
+
+class _Decoded(NamedTuple):
+    """A body: fast, for what is sent on, without what a harness may not set; exactly, for evidence."""
+
+    body: JsonObject
+    exact: JsonValue
+    removed: tuple[str, ...]
+
+
+def _decoded(raw: bytes) -> _Decoded:
     try:
         parsed = parse(raw)
         exact = loads(raw)
@@ -92,11 +119,23 @@ async def read_request(
     if not isinstance(parsed, dict):
         raise RequestRefused(400, Code.REQUEST_MALFORMED, "expected a JSON object")
     body, removed = permitted(cast(JsonObject, parsed))
+    return _Decoded(body, exact, removed)
+
+
+def _understood(
+    decoded: _Decoded,
+    headers: Mapping[str, str],
+    front: Front,
+    attempt: Attempt,
+    history_of: HistoryOf,
+    large: bool,
+) -> Asked:
+    body = decoded.body
     model = body.get("model")
     if not isinstance(model, str) or not model or len(model) > 512:
         raise RequestRefused(400, Code.REQUEST_MALFORMED, "expected the name of a model", "$.model")
-    translated = front.translate(body, await _history_of(body, front, history))
-    evidence = exact if translated.understood is body or translated.understood is parsed else translated.understood
+    translated = front.translate(body, history_of)
+    evidence = decoded.exact if translated.understood is body else translated.understood
     session = session_of(headers, evidence)
     digest = request_digest(evidence, session)
     parent = _parent(attempt, evidence)
@@ -111,7 +150,8 @@ async def read_request(
         headers=kept_headers(headers)[0],
         session=session,
         purpose=first_label(session, evidence),
-        notes=(*removed, *translated.notes),
+        notes=(*decoded.removed, *translated.notes),
+        large=large,
     )
 
 
@@ -169,7 +209,12 @@ def engine_model(models: Mapping[str, str | None], asked: str, known: Sequence[s
         name = models.get(ANY_MODEL)
     else:
         served = ", ".join(sorted(models))
-        raise RequestRefused(404, Code.MODEL_UNKNOWN, f"expected one of {served}, got another model", "$.model")
+        raise RequestRefused(
+            404,
+            Code.MODEL_UNKNOWN,
+            f"expected one of {served}, got {encodable(asked[:100])!r} (setting models: `*=NAME` serves every name)",
+            "$.model",
+        )
     if name is not None:
         return name
     return asked if asked in known or not known else known[0]

@@ -66,7 +66,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     upstreams: tuple[EngineSetting, ...] = ()
-    ledger: Path = Path("gristmill.ledger")
+    ledger: Path = Path("run.gristmill")
     host: str = "127.0.0.1"
     port: int = 8600
     public_url: str | None = None

@@ -203,9 +203,7 @@ class Exchange:
             now: list[bytes] = []
             for name, data in self._splitter.feed(piece):
                 if data.strip() == _DONE:
-                    end = self.encoder.end()
-                    assembly.done = True
-                    self._hold(now, end.now, end.held)
+                    self._end(now)
                     break
                 self._take(name, data, now)
             if now and served:
@@ -230,6 +228,14 @@ class Exchange:
             raise EngineSaid(502, f"the engine's stream cannot be read: {error}", malformed=True) from error
         self._hold(now, said.now, said.held)
 
+    def _end(self, now: list[bytes]) -> None:
+        try:
+            said = self.encoder.end()
+        except Unexpected as error:
+            raise EngineSaid(502, f"the engine's stream cannot be read: {error}", malformed=True) from error
+        self._assembly.done = True
+        self._hold(now, said.now, said.held)
+
     def _hold(self, now: list[bytes], passed: bytes, held: bytes) -> None:
         if passed:
             (self.held if self.held else now).append(passed)
@@ -247,7 +253,7 @@ async def _engine_error(upstream: UpstreamReply) -> EngineSaid:
         detail = value.get("detail") or value.get("message")
         said = error_text(value) or (detail if isinstance(detail, str) else None)
     message = said if said is not None else f"the engine answered with status {status}"
-    if status < 400 or status in {401, 403, 407}:
+    if not 400 <= status <= 599 or status in {401, 403, 407}:
         # A redirect is never followed, and the engine's key is not the harness's business.
         return EngineSaid(502, f"the engine answered with status {status}")
     code = str(Code.CALL_FAILED)

@@ -6,6 +6,8 @@ ahead of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from time import monotonic, time
 from typing import Any, NamedTuple
 
@@ -20,7 +22,8 @@ from gristmill.gateway.desk import Desk
 from gristmill.gateway.front import JsonObject
 from gristmill.gateway.outcome import as_served, stored_calls, tokens_of
 from gristmill.gateway.upstream.replicas import Replica
-from gristmill.ledger.writes import Commit, prepare_call
+from gristmill.ledger import StoredCall
+from gristmill.ledger.writes import Commit, PreparedCall, prepare_call
 from gristmill.records import CallRecord, Dialect
 
 __all__ = ["Ended", "Intent", "Order", "keep"]
@@ -71,21 +74,10 @@ async def _committed(
     began = monotonic()
     try:
         await desk.attempts.refresh(attempt)
-        calls = stored_calls(
-            as_served(
-                ended.reply,
-                intent.dialect,
-                ended.served,
-                response_id=_response_id(ended.served) or order.call_id,
-                no_ids=order.replica.engine.missing(),
-                choices=asked.translated.choices,
-            ),
-            _context(desk, attempt, asked, order, intent, ended.reply),
-            attempt.book,
-            _exchange(asked, ended) if desk.config.keep_exchanges else None,
-            _as_asked(order, ended.reply),
-        )
-        await desk.write(Commit(attempt.key, [prepare_call(attempt.key, call) for call in calls]))
+        prepare = partial(_prepared, desk, attempt, asked, order, intent, ended)
+        # Of the attempt nothing else is written meanwhile, so a thread may.
+        calls, prepared = await desk.blocking(prepare) if asked.large else prepare()
+        await desk.write(Commit(attempt.key, prepared))
     except LedgerError as error:
         desk.attempts.forget(attempt.key)
         desk.log.error("not durable", call_id=order.call_id, code=str(error.code), **desk.names(attempt.key))
@@ -96,6 +88,26 @@ async def _committed(
     for record in records:
         attempt.add(record, stream=asked.translated.stream)
     return records
+
+
+def _prepared(
+    desk: Desk, attempt: Attempt, asked: Asked, order: Order, intent: Intent, ended: Ended
+) -> tuple[Sequence[StoredCall], Sequence[PreparedCall]]:
+    calls = stored_calls(
+        as_served(
+            ended.reply,
+            intent.dialect,
+            ended.served,
+            response_id=_response_id(ended.served) or order.call_id,
+            no_ids=order.replica.engine.missing(),
+            choices=asked.translated.choices,
+        ),
+        _context(desk, attempt, asked, order, intent, ended.reply),
+        attempt.book,
+        _exchange(asked, ended) if desk.config.keep_exchanges else None,
+        _as_asked(order, ended.reply),
+    )
+    return calls, [prepare_call(attempt.key, call) for call in calls]
 
 
 def _context(desk: Desk, attempt: Attempt, asked: Asked, order: Order, intent: Intent, reply: Reply) -> CallContext:

@@ -34,6 +34,8 @@ from gristmill.tokens import TokenBook
 __all__ = ["Sampler"]
 
 _FREE_EVERY_s: Final = 1.0
+_MEASURED_s: Final = 30.0
+"""How long a call waits for the measurement of its engine."""
 
 
 class Sampler:
@@ -107,7 +109,7 @@ class Sampler:
             past = marked_retry(asked, request.headers, attempt)
             if past is not None and await replay(self._desk, request, attempt, front, past, asked.translated.stream):
                 return
-            order = self._order(attempt, asked, call_id)
+            order = await self._order(attempt, asked, call_id)
             _check_open(attempt)
         except RequestRefused as refused:
             await self._keep_refused(attempt, front, call_id, refused.status, f"{refused.code}: {refused.message}")
@@ -117,11 +119,13 @@ class Sampler:
             raise
         await Call(self._desk, attempt, front, asked, request.client, order).run()
 
-    def _order(self, attempt: Attempt, asked: Asked, call_id: str) -> Order:
+    async def _order(self, attempt: Attempt, asked: Asked, call_id: str) -> Order:
         config = self._desk.config
         known = [model for replica in self._replicas if replica.up for model in replica.capabilities.models]
         model = engine_model(config.models, asked.model, known)
         replica = self._replicas.for_attempt(attempt.key, model)
+        # A call that was asked before it is known what the engine gives would lack it for good.
+        await replica.measured(_MEASURED_s)
         overrides = {**config.overrides, **attempt.setup.overrides}
         body, notes = ask_engine_for(asked, model, overrides, replica.max_model_len)
         return Order(call_id, replica, body, notes)

@@ -199,7 +199,8 @@ class ScriptedEngine:
         if self.script.settings.profile == "vllm" and not self.script.settings.scale_out:
             raise _scale_out_disabled()
         for name in (*cast("list[Any]", body.get("request_ids") or ()), body.get("rid")):
-            running = self._running.get(str(name))
+            # vLLM numbers the prompts of a Completions request, of which a call has one.
+            running = self._running.get(str(name)) or self._running.get(str(name).removesuffix("-0"))
             if running is not None:
                 running.happen("aborted")
         if body.get("abort_all"):

@@ -115,8 +115,12 @@ def _likeness(content: Sequence[Atom], returned: Sequence[tuple[int, Atom]]) -> 
         score = max(score, equal + 0.9 * _atom_likeness(content[equal + 1], rest[0]))
     if rest[0].kind == "reasoning" and len(rest) > 1:
         score = max(score, equal + 0.9 * _atom_likeness(first, rest[1]))
-    if len(content) > 1 and set(content) <= {atom for _, atom in returned}:
+    there = {atom for _, atom in returned}
+    if len(content) > 1 and set(content) <= there:
         score = max(score, equal + 0.95)
+    if any(atom.call_id and atom in there for atom in content if atom.kind == "tool_call"):
+        # Nothing looks more like a call than its own tool call, id and all.
+        score += 1.0
     return score
 
 

@@ -27,11 +27,11 @@ from tests.gateway.load.journal import AttemptJournal, Fate, Journal, Sent
 from tests.gateway.load.replies import read_reply
 from tests.gateway.load.script import END, Kind, Nonce, question
 
-__all__ = ["DIALECTS", "Harness", "evidence_digest"]
+__all__ = ["Harness", "evidence_digest"]
 
 Json = dict[str, Any]
 
-DIALECTS: Final = (Dialect.CHAT, Dialect.COMPLETIONS, Dialect.RESPONSES, Dialect.MESSAGES)
+_DIALECTS: Final = (Dialect.CHAT, Dialect.COMPLETIONS, Dialect.RESPONSES, Dialect.MESSAGES)
 _WORDS: Final = (
     *("mill", "stone", "grain", "river", "wheel", "water", "flour", "sack", "miller", "sieve", "gear", "belt"),
     *("hopper", "dust", "bread", "oven", "café", "Mühle", "粉", "🌾"),
@@ -83,7 +83,7 @@ class Harness:
         self._journal: Final = journal
         self._calls: Final = calls
         draw = self._draw = random.Random(seed)
-        self._dialect: Final = draw.choice(DIALECTS)
+        self._dialect: Final = draw.choice(_DIALECTS)
         self._marks: Final = draw.choice(("never", "count", "fallback"))
         self._by_id: Final = self._dialect is Dialect.RESPONSES and draw.random() < 0.4
         self._talk: Final = conversation(self._dialect, reasoning=draw.random() < 0.6, by_id=self._by_id)

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic, time
@@ -39,7 +39,7 @@ def _environment() -> dict[str, str]:
 
 
 @asynccontextmanager
-async def engine(folder: Path, *, gap_s: float, slow_gap_s: float, seed: int) -> AsyncIterator[str]:
+async def engine(folder: Path, *, gap_s: float, slow_gap_s: float, seed: int) -> AsyncGenerator[str]:
     """Run the engine and give its address; what it saw is in `engine.jsonl` of the folder afterwards."""
     written = folder / "script.json"
     written.write_bytes(orjson.dumps(script(gap_s=gap_s, slow_gap_s=slow_gap_s, seed=seed)))

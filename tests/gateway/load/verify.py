@@ -85,8 +85,10 @@ def verify(ledger: Path, journal: Journal, saw: Sequence[EngineSaw], *, sample: 
                 continue
             calls = by_attempt.pop(key, set())
             _check_attempt(reader, attempt, by_call, calls, journal.killed_at, found, sampled=key in sampled)
-    found.violations += [f"{key}: is not in the ledger" for key in journal.attempts.keys() - seen]
-    found.violations += [f"{key}: the engine sampled for it, and it is not in the ledger" for key in by_attempt]
+    found.violations += [
+        f"{each.name}: is not in the ledger" for key, each in journal.attempts.items() if key not in seen
+    ]
+    found.violations += [f"{_name(key)}: the engine sampled for it, it is not in the ledger" for key in by_attempt]
     return found
 
 
@@ -111,12 +113,16 @@ def calls_by_attempt(by_call: Mapping[str, EngineSaw]) -> dict[AttemptKey, set[s
     return calls
 
 
+def _name(key: AttemptKey) -> str:
+    return f"{key.rollout_id}/{key.attempt}"
+
+
 def _check_orphan(reader: SqliteReader, key: AttemptKey, journal: Journal, found: Verified) -> None:
     if key not in journal.orphans:
-        found.violations.append(f"{key}: nobody opened it")
+        found.violations.append(f"{_name(key)}: nobody opened it")
     capture, _ = reader.read(key, tokens=False)
     if capture.records or capture.lost:
-        found.violations.append(f"{key}: has calls, and nobody had its key")
+        found.violations.append(f"{_name(key)}: has calls, and nobody had its key")
 
 
 def _check_attempt(

@@ -271,7 +271,7 @@ class PassEncoder:
 
     def failure(self, status: int, message: str) -> bytes:
         """Return an error event; no `[DONE]` follows, so that nothing looks complete."""
-        return _event(openai_error(status, "engine_error", message))
+        return _event(openai_error(status, str(Code.CALL_FAILED), message))
 
     def served(self) -> JsonObject:
         """Return the body as the client got it."""

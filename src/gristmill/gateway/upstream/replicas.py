@@ -103,6 +103,11 @@ class Replica:
         """Whether it is just being measured."""
         return self._measuring is not None and not self._measuring.done()
 
+    async def measured(self, limit_s: float) -> None:
+        """Wait for a measurement that runs, so that it is known what to ask for; not longer than a limit."""
+        if self._measuring is not None and not self._measuring.done():
+            await asyncio.wait({self._measuring}, timeout=limit_s)
+
     def serves(self, model: str) -> bool:
         """Say whether it is configured for a model, or lists it."""
         return model in (self.spec.models or self._found.models)

@@ -24,6 +24,8 @@ SERVER_INFO: Final = ("/server_info", "/get_server_info")
 
 _COUNTED: Final = (
     "model",
+    "prompt",
+    "add_special_tokens",
     "messages",
     "tools",
     "tool_choice",

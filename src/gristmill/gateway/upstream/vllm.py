@@ -22,6 +22,9 @@ RENDER: Final = "/v1/chat/completions/render"
 
 _COUNTED: Final = (
     "model",
+    "prompt",
+    "add_special_tokens",
+    "return_token_strs",
     "messages",
     "tools",
     "chat_template_kwargs",
