@@ -91,9 +91,10 @@ def test_trouble_is_told_and_the_exit_code_is_the_harnesses(
 ) -> None:
     """What went wrong has to be on the screen when the harness has scrolled by."""
     ledger = tmp_path / "run.gristmill"
-    (tmp_path / "wrong.json").write_text('{"messages": [{"role": "assistant", "content": "Never said."}]}')
+    wrong = '{"messages": [{"role": "assistant", "content": "Never said."}]}'
     options = ["--result-file", tmp_path / "wrong.json", "--reward-command", "echo no"]
-    ran = run(capfd, "run", "--ledger", ledger, "--upstream", engine, *options, "--", *AGENT, tmp_path, "3")
+    harness = ["sh", "-c", f"printf %s '{wrong}' > '{tmp_path}/wrong.json'; exec \"$@\"", "sh", *AGENT, tmp_path, "3"]
+    ran = run(capfd, "run", "--ledger", ledger, "--upstream", engine, *options, "--", *harness)
     assert ran.code == 3
     assert "rejected: match_missing" in ran.err
     assert "warning: no reward" in ran.err

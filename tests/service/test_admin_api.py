@@ -126,6 +126,20 @@ def test_a_rejected_rollout_is_an_answer(gateway: Gateway) -> None:
     assert gateway.admin("GET", below(minted, "/verdicts")).json["outcome"] == "rejected"
 
 
+@pytest.mark.parametrize("result", [[], "done", 1, False, [{"role": "assistant", "content": "Hello."}]])
+def test_a_result_that_is_no_object_is_refused_first(gateway: Gateway, result: object) -> None:
+    """A bare list of messages is the likeliest mistake; once it is stored, the rollout is lost."""
+    minted = gateway.mint()
+    refused = gateway.admin("POST", below(minted, "/finish"), {"result": result})
+    assert (refused.status, refused.error) == (400, "option_invalid")
+    error = refused.json["error"]
+    assert error["where"] == "$.result"
+    for form in ('{"messages": […]}', '{"response": …}', '{"responses": […]}'):
+        assert form in error["hint"]
+    assert gateway.admin("GET", below(minted)).json["state"] == "open"
+    assert gateway.chat(minted["key"]).status == 200
+
+
 def test_finish_takes_no_more_calls(gateway: Gateway) -> None:
     """A call after the end would be a call that nobody rewarded."""
     minted = gateway.mint()

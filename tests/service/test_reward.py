@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.service.reward import Reward, reward_from_command, reward_from_file, reward_in
+from gristmill.service.stamp import stamp_of
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,19 @@ def test_a_command_prints_the_reward_last(capfd: pytest.CaptureFixture[str]) -> 
     assert "no output" in str(reward_from_command("true", environment).error)
     assert reward_from_command("echo 1; echo done", environment).value is None
     assert reward_from_command("cat", environment).error, "it must not wait for somebody to type"
+
+
+def test_a_file_of_an_earlier_run_is_no_reward(tmp_path: Path) -> None:
+    """A harness that crashed before it graded must not get the last run's reward."""
+    file = tmp_path / "reward"
+    file.write_text("1")
+    before = stamp_of(file)
+    stale = reward_from_file(file, before)
+    assert stale.value is None
+    assert "was not written" in str(stale.error)
+    assert str(file) in str(stale.error)
+    other = tmp_path / "other"
+    other.write_text("1")
+    other.replace(file)
+    assert reward_from_file(file, before) == Reward(1.0), "put in its place, it is the run's"
+    assert reward_from_file(file, stamp_of(tmp_path / "none")) == Reward(1.0), "there was none before"

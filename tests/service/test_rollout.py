@@ -67,6 +67,17 @@ def test_a_gateway_that_runs_is_used(gateway: Gateway) -> None:
         assert second.base_url == gateway.url
 
 
+def test_a_result_that_is_no_object_is_refused(gateway: Gateway) -> None:
+    """A bare list of messages must not become the result of a rollout that cannot be changed any more."""
+    with gristmill.rollout(gateway=gateway.url, ledger=gateway.ledger) as rollout:
+        messages = two_turns(gateway, rollout.key)
+        with pytest.raises(ConfigError) as caught:
+            rollout.finish(messages, 1.0)  # pyright: ignore[reportArgumentType]
+        assert caught.value.code == Code.OPTION_INVALID
+        assert '{"messages": […]}' in str(caught.value.hint)
+        assert rollout.finish({"messages": messages}, 1.0).outcome == "selected"
+
+
 def test_an_exception_is_kept_and_goes_on(gateway: Gateway) -> None:
     """A rollout that crashed has no reward; it must neither be lost nor count as 0."""
 

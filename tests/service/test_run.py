@@ -102,11 +102,40 @@ def test_a_harness_that_fails_is_kept_with_its_code(tmp_path: Path, place: Place
 
 def test_a_history_that_cannot_be_read_is_none(tmp_path: Path, place: Place) -> None:
     """Half a file proves nothing."""
-    (tmp_path / "broken.json").write_text("{")
+    command = [sys.executable, "-c", f"open({str(tmp_path / 'broken.json')!r}, 'w').write('{{')"]
     for name in ("broken.json", "none.json"):
-        report = run_one(asked(tmp_path, result_file=tmp_path / name), place)
+        told = Asked(command=command, harness=HARNESSES["openai"], result_file=tmp_path / name)
+        report = run_one(told, place)
         assert name in str(report.history_missing)
         assert report.policy == "final_context"
+
+
+def test_files_of_an_earlier_run_are_none(tmp_path: Path, place: Place) -> None:
+    """A harness that fails before it writes must not be given the last run's result and reward."""
+    reward, result = tmp_path / "reward", tmp_path / "stale.json"
+    reward.write_text("1")
+    result.write_text('{"messages": [{"role": "assistant", "content": "Old."}]}')
+    report = run_one(asked(tmp_path, reward_file=reward, result_file=result), place)
+    assert report.reward is None
+    assert str(reward) in str(report.reward_error)
+    assert str(result) in str(report.history_missing)
+    assert (report.policy, report.history_sources) == ("final_context", ())
+    _, kept, _ = stored(place, report)
+    assert (kept.value, kept.reward) == (None, None)
+    command = [sys.executable, "-c", f"open({str(reward)!r}, 'w').write('1')"]
+    again = run_one(Asked(command=command, harness=HARNESSES["openai"], reward_file=reward), place)
+    assert (again.reward, again.reward_error) == (1.0, None)
+
+
+@pytest.mark.parametrize(("text", "told"), [("[]", '{"messages"'), ('"done"', "an object"), ("null", "null")])
+def test_a_result_file_of_another_form_is_no_history(tmp_path: Path, place: Place, text: str, told: str) -> None:
+    """A bare list of messages is refused with the form that is wanted, and the rollout is kept."""
+    file = tmp_path / "result.json"
+    command = [sys.executable, "-c", f"open({str(file)!r}, 'w').write({text!r})"]
+    report = run_one(Asked(command=command, harness=HARNESSES["openai"], result_file=file), place)
+    assert told in str(report.history_missing)
+    _, kept, _ = stored(place, report)
+    assert kept.value is None
 
 
 def test_the_agent_sees_its_own_key_alone(

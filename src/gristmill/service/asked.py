@@ -29,6 +29,7 @@ __all__ = [
     "MAX_DRAIN_s",
     "MintAsked",
     "WeightsAsked",
+    "check_result",
     "drain_asked",
     "finish_asked",
     "list_asked",
@@ -218,19 +219,31 @@ def mint_asked(data: bytes) -> MintAsked:
     return asked
 
 
-def _any(value: JsonValue, where: str) -> JsonValue:
-    return value
+def check_result(value: JsonValue, where: str) -> JsonValue:
+    """Refuse a returned history that no format has; null is none.
+
+    Raises:
+        ConfigError: `option_invalid`.
+    """
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(
+            f"expected an object or null as the result, got {json_kind(value)}",
+            code=Code.OPTION_INVALID,
+            where=where,
+            hint='a result is {"messages": […]}, {"response": …} or {"responses": […]}',
+        )
+    return cast("JsonValue", value)
 
 
 def finish_asked(data: bytes) -> FinishAsked:
     """Read the body that finishes a rollout.
 
     Raises:
-        ConfigError: `request_malformed`, `policy_option_invalid`, `policy_unknown`.
+        ConfigError: `request_malformed`, `option_invalid` (the result), `policy_option_invalid`, `policy_unknown`.
     """
     members = _Members(data)
     asked = FinishAsked(
-        value=members.take("result", _any),
+        value=members.take("result", check_result),
         reward=members.take("reward", _number),
         metadata=members.take("metadata", _object) or {},
         drain_s=members.take("drain_s", _seconds),

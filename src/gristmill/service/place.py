@@ -22,6 +22,7 @@ from gristmill.gateway.config import GatewayConfig
 from gristmill.gateway.keys import read_admin_key
 from gristmill.ledger import AttemptKey, read_holder
 from gristmill.service.client import AdminClient, GatewayUnreachable, Opened
+from gristmill.service.packages import packages_of
 
 if TYPE_CHECKING:
     from gristmill.service.server import ServiceThread
@@ -138,12 +139,13 @@ def begin(
             raise
         yield begun
         return
+    since_s = time()
     started = _started_or_joined(config, asked)
     if isinstance(started, Begun):
         yield started
         return
     with started:
-        yield from _begin_here(started, config, asked, waiting)
+        yield from _begin_here(started, config, asked, since_s, waiting)
 
 
 _NO_ENGINE: Final = ("http://127.0.0.1",)
@@ -168,7 +170,8 @@ def _begin_at_holder(config: GatewayConfig, asked: Mapping[str, Any]) -> Begun |
 
 def _started_or_joined(config: GatewayConfig, asked: Mapping[str, Any]) -> ServiceThread | Begun:
     """Start a gateway, or join the one that has the ledger; one that starts or ends at this moment is waited for."""
-    from gristmill.service.server import ServiceThread  # noqa: PLC0415  a joined gateway needs no server
+    with packages_of("gateway"):
+        from gristmill.service.server import ServiceThread  # noqa: PLC0415  a joined gateway needs no server
 
     here = msgspec.structs.replace(config, host="127.0.0.1", port=0, public_url=None, tls_cert=None, tls_key=None)
     until = monotonic() + _STARTS_s
@@ -190,13 +193,15 @@ def _begin_here(
     thread: ServiceThread,
     config: GatewayConfig,
     asked: Mapping[str, Any],
+    since_s: float,
     waiting: Callable[[int], None] | None,
 ) -> Generator[Begun]:
     key = read_admin_key(config.admin_key_path)
     client = AdminClient(thread.service.address, key)
     variables = [upstream.key_env for upstream in config.upstreams if upstream.key_env is not None]
     place = Place(client=client, ledger=config.ledger, secrets=(key, *_upstream_secrets(variables)), own=True)
-    before = set(_open_attempts(client))
+    # Whoever was quicker than this one joined it, and is not left over from before.
+    before = {key for key, each in _open_attempts(client).items() if (each["touched_at"] or 0.0) < since_s}
     yield Begun(place, client.open(**asked))
     _wait_for_others(thread, client, before, waiting)
 

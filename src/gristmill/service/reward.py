@@ -13,6 +13,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from gristmill.service.stamp import Stamp, is_stale
+
 __all__ = ["Reward", "reward_from_command", "reward_from_file", "reward_in"]
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -37,8 +39,10 @@ def reward_in(text: str) -> Reward:
     return Reward(value)
 
 
-def reward_from_file(path: Path) -> Reward:
-    """Read a file that holds a number and nothing else."""
+def reward_from_file(path: Path, before: Stamp | None = None) -> Reward:
+    """Read a file that holds a number and nothing else, unless it is still the one that was there `before`."""
+    if is_stale(path, before):
+        return Reward(error=f"expected a file that this run writes, {path} was there before and was not written")
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_bytes + 1)

@@ -27,6 +27,7 @@ from gristmill.canonical import JsonValue
 from gristmill.errors import Code, ConfigError, GristmillError
 from gristmill.gateway.config import GatewayConfig
 from gristmill.gateway.settings import load_settings
+from gristmill.service.asked import check_result
 from gristmill.service.harnesses import HARNESSES, Reach
 from gristmill.service.outcome import Outcome
 from gristmill.service.place import Begun, begin
@@ -146,9 +147,11 @@ class Rollout:
             What the calls come to under the policy: selected with so many rows, or rejected with a code.
 
         Raises:
+            ConfigError: `option_invalid`: the result is neither an object nor None.
             CaptureError: `attempt_differs`: it was finished with another result; or the gateway is gone.
         """
         place, opened = self._known()
+        check_result(result, "result")
         answer = place.client.finish(opened.attempt_key, result, reward, metadata=metadata, policy=policy)
         self._outcome = msgspec.convert({name: answer[name] for name in Outcome.__struct_fields__}, Outcome)
         return self._outcome

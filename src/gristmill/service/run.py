@@ -15,14 +15,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from gristmill.canonical import JsonValue, loads
-from gristmill.errors import DecodeError, GristmillError
+from gristmill.errors import ConfigError, DecodeError, GristmillError
 from gristmill.ledger import AttemptKey, SqliteReader
 from gristmill.selection import DEFAULT_POLICY, SelectionPolicy
+from gristmill.service.asked import check_result
 from gristmill.service.child import Ended, child_environment, clean_environment, run_child
 from gristmill.service.client import Opened
 from gristmill.service.harnesses import Harness, Ran, Reach
@@ -30,6 +31,7 @@ from gristmill.service.histories.history import ReturnedHistory, Unreadable, no_
 from gristmill.service.outcome import Outcome, outcome_of
 from gristmill.service.place import Begun, Place
 from gristmill.service.reward import Reward, reward_from_command, reward_from_file
+from gristmill.service.stamp import Stamp, is_stale, stamp_of
 
 __all__ = ["WITHOUT_HISTORY", "Asked", "Report", "run_harness"]
 
@@ -106,10 +108,11 @@ def run_harness(asked: Asked, begun: Begun) -> Report:
         reach = _reach(asked, place, opened)
         setup = asked.harness.prepare(reach, Path(folder))
         environment = child_environment(os.environ, place.secrets, setup, opened.attempt_key, opened.base_url)
+        stamps = _Stamps(stamp_of(asked.reward_file), stamp_of(asked.result_file))
         since_s = time()
         ended = run_child(asked.command, environment, output_to_stderr=asked.output_to_stderr)
         finishing.metadata |= {"harness": asked.harness.name, "exit_code": ended.exit_code}
-        reward = _reward(asked, place, opened.attempt_key, ended)
+        reward = _reward(asked, place, opened.attempt_key, ended, stamps)
         sessions = {
             session
             for call in place.client.calls(opened.attempt_key)
@@ -125,6 +128,7 @@ def run_harness(asked: Asked, begun: Begun) -> Report:
                 sessions=sessions,
                 since_s=since_s,
             ),
+            stamps,
         )
         if reward.error is not None:
             finishing.metadata["reward_error"] = reward.error
@@ -149,6 +153,13 @@ def run_harness(asked: Asked, begun: Begun) -> Report:
         policy=outcome.policy,
         outcome=outcome,
     )
+
+
+class _Stamps(NamedTuple):
+    """The files that the harness writes, as they were before it ran."""
+
+    reward: Stamp | None
+    result: Stamp | None
 
 
 class _Finishing:
@@ -198,9 +209,9 @@ def _reach(asked: Asked, place: Place, opened: Opened) -> Reach:
     )
 
 
-def _reward(asked: Asked, place: Place, key: AttemptKey, ended: Ended) -> Reward:
+def _reward(asked: Asked, place: Place, key: AttemptKey, ended: Ended, stamps: _Stamps) -> Reward:
     if asked.reward_file is not None:
-        return reward_from_file(asked.reward_file)
+        return reward_from_file(asked.reward_file, stamps.reward)
     if asked.reward_command is None:
         return Reward()
     environment = clean_environment(os.environ, place.secrets) | {
@@ -211,22 +222,30 @@ def _reward(asked: Asked, place: Place, key: AttemptKey, ended: Ended) -> Reward
     return reward_from_command(asked.reward_command, environment)
 
 
-def _history(asked: Asked, ran: Ran) -> ReturnedHistory:
+def _history(asked: Asked, ran: Ran, stamps: _Stamps) -> ReturnedHistory:
     try:
         if asked.result_file is not None:
-            return _from_file(asked.result_file)
+            return _from_file(asked.result_file, stamps.result)
         return asked.harness.history(ran)
     except Unreadable as error:
         return no_history(str(error))
 
 
-def _from_file(path: Path) -> ReturnedHistory:
+def _from_file(path: Path, before: Stamp | None) -> ReturnedHistory:
+    if is_stale(path, before):
+        raise Unreadable(f"{path} was there before this run, which did not write it")
     try:
         value = loads(path.read_bytes(), path.name)
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror}") from error
     except DecodeError as error:
         raise Unreadable(f"{path}: {error.message}") from error
+    if value is None:
+        return no_history(f"{path} holds null")
+    try:
+        check_result(value, str(path))
+    except ConfigError as error:
+        raise Unreadable(f"{path}: {error.message}; {error.hint}") from error
     return ReturnedHistory(value=value, sources=(str(path),))
 
 
