@@ -12,6 +12,7 @@ Invariant: nothing is replaced but what an earlier demo made.
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 from importlib.resources.abc import Traversable
@@ -94,6 +95,13 @@ def command(*, out: Path, as_json: bool) -> int:
 
     Capture, import, select, compare, explain, export, verify. No GPU and no network: the engine is a scripted one.
     """
+    from gristmill.service.packages import packages_of
+
+    with packages_of("engine", "gateway"):
+        # Before anything is made: what comes later needs all of them.
+        for module in ("scripted", "service.server"):
+            importlib.import_module(f"gristmill.{module}")
+
     _prepare(out)
     done = _run(out)
     if as_json:
@@ -137,12 +145,9 @@ def _copy(source: Traversable, target: Path) -> None:
 
 def _capture(out: Path) -> _Captured:
     """Run the agent of this package through a gateway, as one rollout of the ledger."""
-    from gristmill.cli.serve import gateway_packages
-
-    with gateway_packages():
-        from gristmill.demo.agent import mend_the_mill, prepare
-        from gristmill.scripted import ScriptedEngine
-        from gristmill.service.rollout import rollout
+    from gristmill.demo.agent import mend_the_mill, prepare
+    from gristmill.scripted import ScriptedEngine
+    from gristmill.service.rollout import rollout
 
     prepare(out / "mill")
     settings = {"min_free_bytes": 0, "log_level": "error"}

@@ -8,6 +8,7 @@ token_in, render, notes}}`; what was measured is `yes`, `no` or `unknown`, `lack
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -78,12 +79,13 @@ def command(*, url: str, engine: str, model: str | None, key_env: str | None, as
     A dozen requests sample a few tokens each. Ends with 1 if what training needs is not returned, with 3 if the engine
     cannot be reached.
     """
-    try:
+    from gristmill.service.packages import packages_of
+
+    with packages_of("gateway"):
         from gristmill.gateway.upstream.protocol import EngineKind
         from gristmill.gateway.upstream.spec import UpstreamSpec
-    except ModuleNotFoundError as error:
-        hint = "install it with pip install 'gristmill[gateway]'"
-        raise ConfigError(f"this command needs the package {error.name}", hint=hint) from error
+
+        importlib.import_module("gristmill.gateway.upstream.client")
 
     spec = UpstreamSpec(
         url,

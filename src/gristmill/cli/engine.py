@@ -19,7 +19,6 @@ import click
 
 from gristmill.cli.document import json_text
 from gristmill.cli.visible import visible
-from gristmill.errors import Code, ConfigError
 
 if TYPE_CHECKING:
     from gristmill.scripted import ScriptedEngine
@@ -52,15 +51,10 @@ def command(*, script: str, host: str, port: int, as_json: bool) -> int:
 
 
 def _engine(script: str) -> ScriptedEngine:
-    try:
+    from gristmill.service.packages import packages_of
+
+    with packages_of("engine"):
         from gristmill.scripted import ScriptedEngine
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"`engine` needs the package {error.name}, which is not installed",
-            code=Code.OPTION_INVALID,
-            where="engine",
-            hint="pip install 'gristmill[engine]'",
-        ) from error
     return ScriptedEngine(script)
 
 

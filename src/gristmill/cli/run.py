@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gristmill.cli.serve import gateway_packages, takes_settings
+from gristmill.cli.serve import takes_settings
 from gristmill.errors import Code, ConfigError
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def command(
     """
     if reward_file is not None and reward_command is not None:
         raise ConfigError("expected one of --reward-file and --reward-command", code=Code.USAGE, where="--reward-file")
-    with gateway_packages():
+    from gristmill.service.packages import packages_of
+
+    with packages_of("gateway"):
         from gristmill.service.child import check_program
         from gristmill.service.harnesses import HARNESSES, harness_of
         from gristmill.service.run import Asked, run_harness

@@ -11,14 +11,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gristmill.errors import Code, ConfigError
+from gristmill.errors import ConfigError
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from gristmill.gateway.config import GatewayConfig
     from gristmill.service.server import Service
 
-__all__ = ["command", "gateway_packages", "setting_option", "takes_settings"]
+__all__ = ["command", "setting_option", "takes_settings"]
 
 _HURRIED: Final = 130
 
@@ -170,26 +169,6 @@ def _overrides(texts: tuple[str, ...]) -> dict[str, Any]:
     return overrides
 
 
-@contextmanager
-def gateway_packages() -> Generator[None]:
-    """Say what to install where a package of the gateway is missing.
-
-    Raises:
-        ConfigError: `option_invalid`.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "gristmill":
-            raise
-        raise ConfigError(
-            f"expected the packages of the gateway, {error.name} is not installed",
-            code=Code.OPTION_INVALID,
-            where="gristmill[gateway]",
-            hint="pip install 'gristmill[gateway]'",
-        ) from error
-
-
 @click.command("serve")
 @takes_settings()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, when it listens.")
@@ -200,7 +179,9 @@ def command(*, settings: Callable[..., GatewayConfig], as_json: bool) -> int:
     read from GRISTMILL_UPSTREAM_KEY. SIGTERM or Ctrl-C ends it: new calls are refused, those in flight may end; a
     second one does not wait for them.
     """
-    with gateway_packages():
+    from gristmill.service.packages import packages_of
+
+    with packages_of("gateway"):
         from gristmill.service.server import run_loop
 
     config = settings()
