@@ -29,6 +29,7 @@ __all__ = [
     "canonical_text_of_json",
     "json_kind",
     "loads",
+    "nesting_depth",
 ]
 
 MAX_DEPTH = 128
@@ -169,7 +170,7 @@ def canonical_text_of_json(text: str, where: str = "$") -> str | None:
             f"expected at most {MAX_ITEM_CHARS} characters, got {len(text)}",
             where=where,
         )
-    if text.count("{") + text.count("[") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+    if text.count("{") + text.count("[") > MAX_DEPTH and nesting_depth(text) > MAX_DEPTH:
         raise SelectionError(
             Code.ITEM_TOO_DEEP, f"expected JSON nested at most {MAX_DEPTH} deep, got more", where=where
         )
@@ -188,7 +189,7 @@ def canonical_text_of_json(text: str, where: str = "$") -> str | None:
         return "".join(_pieces(value))
 
 
-def _depth(text: str) -> int:
+def nesting_depth(text: str) -> int:
     """Deepest nesting of a JSON text, brackets inside strings not counted."""
     depth = deepest = 0
     for match in _nesting.finditer(text):
@@ -325,7 +326,7 @@ def loads(data: bytes | str, where: str = "$") -> JsonValue:
         text = data.decode() if isinstance(data, bytes) else data
     except UnicodeDecodeError as error:
         raise DecodeError(f"expected UTF-8, got byte {error.start} that is not", where=where) from error
-    if text.count("{") + text.count("[") > _MAX_DOCUMENT_DEPTH and _depth(text) > _MAX_DOCUMENT_DEPTH:
+    if text.count("{") + text.count("[") > _MAX_DOCUMENT_DEPTH and nesting_depth(text) > _MAX_DOCUMENT_DEPTH:
         raise DecodeError(f"expected JSON nested at most {_MAX_DOCUMENT_DEPTH} deep, got more", where=where)
     try:
         return _document_decoder.decode(text)

@@ -21,6 +21,10 @@ from gristmill.gateway.parameters import apply_overrides, permitted
         "priority",
         "vllm_xargs",
         "session_id",
+        "extra_key",
+        "routed_dp_rank",
+        "disagg_prefill_dp_rank",
+        "routing_key",
     ],
 )
 def test_what_only_schedules_is_removed_and_noted(name: str) -> None:
@@ -42,6 +46,20 @@ def test_what_only_schedules_is_removed_and_noted(name: str) -> None:
         {"lora": "x"},
         {"kv_transfer_params": {"prompt_token_ids": [1, 2]}},
         {"use_beam_search": True},
+        {"session_params": {"id": "x"}},
+        {"custom_logit_processor": "x"},
+        {"chat_template_kwargs": {"chat_template": "{{ x }}"}},
+        {"chat_template_kwargs": {"tokenize": True}},
+        {"chat_template_kwargs": {"documents": [{"text": "x"}]}},
+        {"messages": [{"role": "user", "content": [{"type": "image_embeds", "image_embeds": "AAAA"}]}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}, "uuid": "x"}],
+                }
+            ]
+        },
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "file:///etc/passwd"}]}]},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "https://x"}}]}]},
@@ -70,6 +88,7 @@ def test_inline_media_and_arguments_pass() -> None:
             },
             {"role": "tool", "content": "http://x"},
         ],
+        "chat_template_kwargs": {"enable_thinking": False, "effort": "low", "budget": 1, "x": None},
         "tools": [{"function": {"parameters": {"properties": {"image_url": {"type": "string"}}}}}],
     }
     assert permitted(body) == (body, ())

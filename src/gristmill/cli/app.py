@@ -45,10 +45,10 @@ COMMANDS: Final[Mapping[str, str]] = {
     "ledger": "Look after a ledger: info, migrate, freeze, retire.",
     "serve": "Capture model calls: a gateway in front of your engines.",
     "run": "Run a harness against a gateway and keep its rollout.",
-    "doctor": "Say what an engine returns and what capture lacks.",
+    "doctor": "Ask an engine what it returns, and say what capture lacks.",
     "engine": "Serve scripted replies with true token ids.",
     "cases": "Run conformance cases.",
-    "demo": "Do the main job on an agent that runs now, and on recorded rollouts.",
+    "demo": "Do the main job on a live agent and on recorded rollouts.",
     "completion": "Print the completion script of a shell.",
 }
 """Every command and its one-line help; the module of the same name holds it as `command`."""

@@ -5,15 +5,20 @@ Invariant: a text that the fast parser refuses (a lone surrogate) is read exactl
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-from gristmill.canonical import loads
+from gristmill.canonical import loads, nesting_depth
 from gristmill.captures import exact
 from gristmill.captures.reply_json import loads_reply
+from gristmill.errors import DecodeError
 
-__all__ = ["dump", "parse", "parse_reply"]
+__all__ = ["MOST_NESTED", "dump", "parse", "parse_reply"]
+
+
+MOST_NESTED: Final = 200
+"""Deepest nesting of what an engine sends; the records that are made of it have to stay readable."""
 
 
 def parse(text: bytes) -> Any:
@@ -32,8 +37,13 @@ def parse_reply(text: bytes) -> Any:
     """Decode what an engine sent, numbers that are none among its log-probabilities included.
 
     Raises:
-        DecodeError: it is no JSON.
+        DecodeError: it is no JSON, or nested deeper than what is kept of it could be read back.
     """
+    if (
+        text.count(b"{") + text.count(b"[") > MOST_NESTED
+        and nesting_depth(text.decode("utf-8", "replace")) > MOST_NESTED
+    ):
+        raise DecodeError(f"expected JSON nested at most {MOST_NESTED} deep, got more")
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -107,7 +107,14 @@ def _prepared(
         _exchange(asked, ended) if desk.config.keep_exchanges else None,
         _as_asked(order, ended.reply),
     )
-    return calls, [prepare_call(attempt.key, call) for call in calls]
+    return calls, _encoded(attempt, calls)
+
+
+def _encoded(attempt: Attempt, calls: Sequence[StoredCall]) -> list[PreparedCall]:
+    """Encode the choices of one reply; the exchange that they share is cut once."""
+    first = prepare_call(attempt.key, calls[0])
+    rest = (msgspec.structs.replace(call, exchange=None) for call in calls[1:])
+    return [first, *(prepare_call(attempt.key, call)._replace(exchange=first.exchange) for call in rest)]
 
 
 def _context(desk: Desk, attempt: Attempt, asked: Asked, order: Order, intent: Intent, reply: Reply) -> CallContext:

@@ -105,9 +105,14 @@ def as_served(
         items = {choice.index: choice.items for choice in decode_value(dialect, 200, served).choices}
     known = {choice.index: choice for choice in reply.choices}
     absent = ReplyChoice(reason=Code.STREAM_TRUNCATED, detail="the engine never mentioned this choice")
+    unasked = len(known.keys() - set(range(choices)))
     made: list[ReplyChoice] = []
-    for index in sorted(known.keys() | set(range(choices))):
+    for index in range(choices):
         choice = known.get(index) or msgspec.structs.replace(absent, index=index)
+        if unasked and choice.reason is None:
+            # The reported counts are sums over choices that nobody asked for.
+            detail = f"the engine sent {unasked} choices that were not asked for"
+            choice = msgspec.structs.replace(choice, reason=Code.REPLY_MALFORMED, detail=detail)
         choice = msgspec.structs.replace(choice, items=items.get(index, ()))
         if choice.reason is Code.TOKEN_IDS_MISSING:
             reason = no_ids or f"not returned: the engine was asked for token ids; {choice.detail}"

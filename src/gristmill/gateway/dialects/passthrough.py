@@ -91,6 +91,8 @@ class PassFront:
                 raise _malformed("an array", "messages")
         else:
             choices *= _prompts(body.get("prompt"))
+            if choices > _MOST_CHOICES:
+                raise _malformed(f"at most {_MOST_CHOICES} choices in all", "n")
         return Translated(route=self.dialect, body=body, understood=body, choices=choices, stream=stream is True)
 
     def encoder(self, body: JsonObject, translated: Translated, names: ServedNames) -> PassEncoder:

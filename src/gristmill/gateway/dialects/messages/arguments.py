@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
-from gristmill.canonical import JsonValue, RepeatedKeys, loads
+from gristmill.canonical import MAX_DEPTH, JsonValue, RepeatedKeys, loads, nesting_depth
 from gristmill.captures.exact import dumps
 from gristmill.errors import DecodeError
 
@@ -48,6 +48,9 @@ def input_of(arguments: str) -> ToolInput:
     """Turn the arguments of a Chat tool call into an input; no arguments and `null` are an empty object."""
     if not arguments.strip(_BLANK):
         return _NO_INPUT._replace(value={})
+    if arguments.count("{") + arguments.count("[") > MAX_DEPTH and nesting_depth(arguments) > MAX_DEPTH:
+        # As a value it would be deeper than an item may be.
+        return _invalid(arguments)
     try:
         orjson.loads(arguments)  # stricter than `loads`: a lone surrogate or a number too large is no client's JSON
         value: JsonValue = loads(arguments)
