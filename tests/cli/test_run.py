@@ -9,7 +9,7 @@ import pytest
 
 from gristmill.cli import main
 from gristmill.cli.run import _NAMES
-from gristmill.ledger import SqliteReader
+from gristmill.ledger import AttemptKey, SqliteReader
 from gristmill.scripted import ScriptedEngine
 from gristmill.service.harnesses import HARNESSES
 from tests.cli.stories import Ran
@@ -77,6 +77,7 @@ def test_json_is_one_document(tmp_path: Path, engine: str, capfd: pytest.Capture
         "history_sources",
         "history_missing",
         "aborted",
+        "unusable",
         "policy",
         "outcome",
     }
@@ -97,6 +98,7 @@ def test_trouble_is_told_and_the_exit_code_is_the_harnesses(
     ran = run(capfd, "run", "--ledger", ledger, "--upstream", engine, *options, "--", *harness)
     assert ran.code == 3
     assert "rejected: match_missing" in ran.err
+    assert "hint: Return the text as it was served." in ran.err
     assert "warning: no reward" in ran.err
     assert "exit code 3" in ran.err
     assert f"next: gristmill explain {ledger}" in ran.err
@@ -118,6 +120,65 @@ def test_a_gateway_can_be_joined_by_name_or_by_ledger(tmp_path: Path, capfd: pyt
         assert len(gateway.admin("GET", "/rollouts").json["rollouts"]) == 2
 
 
+def test_what_a_rejection_needs_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Most agents drop reasoning; the option that takes it so is the whole remedy."""
+    script = {"thinking": True, "rules": [{"reply": {"content": "Hi.", "reasoning": "Greet them."}}]}
+    history = '{"messages": [{"role": "assistant", "content": "Hi."}]}'
+    agent = f"""import json, os, urllib.request
+body = json.dumps({{"model": "scripted", "messages": [{{"role": "user", "content": "hi"}}]}}).encode()
+headers = {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
+open({str(tmp_path / "result.json")!r}, "w").write({history!r})
+"""
+    options = ["--ledger", tmp_path / "l", "--result-file", tmp_path / "result.json"]
+    with ScriptedEngine(script).serve() as engine:
+        ran = run(capfd, "run", *options, "--upstream", engine, "--", sys.executable, "-c", agent)
+    assert "rejected: match_missing" in ran.err
+    assert "--set reasoning=optional" in ran.err
+
+
+def test_calls_that_are_not_usable_are_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An engine that is down makes a night of empty rollouts; the first one has to say so."""
+    options = ["--ledger", tmp_path / "l", "--upstream", "http://127.0.0.1:1"]
+    none = run(capfd, "run", *options, "--", "true")
+    assert "warning: no call was captured: did the harness use the address and key it was given?" in none.err
+    ran = run(capfd, "run", *options, "--json", "--", *AGENT, tmp_path)
+    assert ran.json["outcome"]["funnel"]["usable_calls"] == 0
+    [unusable] = ran.json["unusable"]
+    assert (unusable["reason"], unusable["calls"]) == ("call_failed", 1)
+    told = run(capfd, "run", *options, "--", *AGENT, tmp_path)
+    assert "1 call, none usable: 1 × call_failed (" in told.err
+    assert "engine_unreachable" in told.err
+
+
+def test_a_rollouts_own_sampling_settings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A temperature for one rollout, at a gateway that others use too."""
+    with scripted_gateway(tmp_path / "run.gristmill") as gateway:
+        options = ["--ledger", gateway.ledger, "--override", "temperature=0.25", "--override", "top_k=3"]
+        idle = ["--upstream", "http://127.0.0.1:1", "--model", "other"]
+        ran = run(capfd, "run", *options, *idle, "--rollout-id", "r", "--", *AGENT, tmp_path)
+        assert ran.code == 0, ran.err
+        assert f"note: joined the gateway at {gateway.url}; its own engines and models are used, " in ran.err
+        assert "--upstream and --model not" in ran.err
+    with SqliteReader(gateway.ledger) as store:
+        setup = store.setup(AttemptKey("r"))
+        capture, _ = store.read(AttemptKey("r"))
+    assert setup is not None
+    assert setup.overrides == {"temperature": 0.25, "top_k": 3}
+    assert capture.records[0].sampling.temperature == 0.25
+
+
+def test_an_address_of_something_else(tmp_path: Path, engine: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The engine's address is the likeliest to be given for the gateway's."""
+    key = tmp_path / "key"
+    key.write_text("gma_" + "k" * 43)
+    key.chmod(0o600)
+    ran = run(capfd, "run", "--gateway", engine, "--admin-key-file", key, "--", "true")
+    assert ran.code == 2
+    assert f"no gateway of ours answers at {engine}" in ran.err
+
+
 def test_a_model_name_is_the_harnesses(tmp_path: Path, engine: str, capfd: pytest.CaptureFixture[str]) -> None:
     """A harness that wants its own name gets it; the gateway knows what is meant."""
     show = [sys.executable, "-c", "import os; print(os.environ['ANTHROPIC_MODEL'])"]
@@ -137,6 +198,8 @@ def test_a_model_name_is_the_harnesses(tmp_path: Path, engine: str, capfd: pytes
         (["--reward-file", "a", "--reward-command", "b", "--", "true"], "--reward-file"),
         (["--policy", "nonesuch", "--", "true"], "nonesuch"),
         (["--rollout-id", "../x", "--", "true"], "rollout id"),
+        (["--override", "top_q=1", "--", "true"], "top_q"),
+        (["--override", "x", "--", "true"], "--override"),
         (["--for", "emacs", "--", "true"], "emacs"),
         ([], "COMMAND"),
     ],

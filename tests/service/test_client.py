@@ -11,6 +11,7 @@ import pytest
 from gristmill.errors import CaptureError, Code, ConfigError
 from gristmill.ledger import AttemptKey
 from gristmill.service.client import AdminClient
+from gristmill.service.place import joined
 from tests.service.gateways import Gateway, scripted_gateway
 
 
@@ -83,13 +84,39 @@ def test_the_admin_key_goes_nowhere_else(gateway: Gateway, monkeypatch: pytest.M
         assert asked == []
 
 
-@pytest.mark.parametrize(("status", "body"), [(200, b"<html>"), (502, b"Bad Gateway"), (200, b"[]"), (500, b"{}")])
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b"<html>"),
+        (502, b"Bad Gateway"),
+        (200, b"[]"),
+        (500, b"{}"),
+        (404, b'{"detail": "Not Found"}'),
+        (404, b'{"error": {"message": "no", "type": "NotFoundError", "code": 404}}'),
+        (200, b'{"rollout": 1}'),
+    ],
+)
 def test_something_else_at_the_address(status: int, body: bytes) -> None:
     """A wrong port must read as a wrong port."""
     with answering(status, body) as (address, _):
         client = AdminClient(address, "k")
-        with pytest.raises(CaptureError):
+        with pytest.raises(CaptureError) as caught:
             client.open()
+    assert f"no gateway of ours answers at {address}" in caught.value.message
+    assert caught.value.code == Code.OPTION_INVALID
+
+
+def test_a_wrong_admin_key_names_its_file(gateway: Gateway, tmp_path: Path) -> None:
+    """With three ledgers about, the question is which file it was."""
+    file = tmp_path / "other.admin-key"
+    file.write_text("gma_" + "x" * 43)
+    file.chmod(0o600)
+    client = joined(gateway.url, file).client
+    with pytest.raises(CaptureError) as caught:
+        client.open()
+    assert caught.value.code == Code.KEY_UNKNOWN
+    assert str(file) in caught.value.message
+    assert "x" * 43 not in caught.value.message
 
 
 def test_an_address_is_checked_first() -> None:

@@ -1,9 +1,10 @@
 """`gristmill run`: a harness as one rollout, captured, finished and counted.
 
 JSON: `{"rollout_id", "attempt", "gateway", "ledger", "harness", "exit_code", "signal", "reward", "reward_error",
-"history_sources": […], "history_missing", "aborted", "policy", "outcome": {policy, outcome, code, where, message,
-rows, funnel}}`; what the harness writes on standard output then goes to standard error. The exit code is the harness's,
-128 + N where signal N ended it.
+"history_sources": […], "history_missing", "aborted", "unusable": [{reason, detail, calls}], "policy", "outcome":
+{policy, outcome, code, where, message, evidence, rows, funnel}}`; `unusable` is empty unless no call could be trained.
+What the harness writes on standard output then goes to standard error. The exit code is the harness's, 128 + N where
+signal N ended it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gristmill.cli.serve import takes_settings
+from gristmill.cli.serve import read_overrides, takes_settings
 from gristmill.errors import Code, ConfigError
 
 if TYPE_CHECKING:
     from gristmill.gateway.config import GatewayConfig
+    from gristmill.service.outcome import Outcome
     from gristmill.service.place import Begun
     from gristmill.service.run import Report
 
@@ -40,7 +42,18 @@ _NAMES = ("claude-code", "codex", "opencode", "pi", "mini-swe-agent", "openai")
 )
 @takes_settings("ledger", "upstreams", "models", "admin_key_file")
 @click.option("--gateway", metavar="URL", help="A gateway that runs, instead of one started for this run.")
-@click.option("--rollout-id", metavar="ID", help="Letters, digits, `._-`; a random one by default.")
+@click.option(
+    "--override",
+    "overrides",
+    multiple=True,
+    metavar="NAME=JSON",
+    help="A sampling setting of this rollout over what is asked for; may be repeated.",
+)
+@click.option(
+    "--rollout-id",
+    metavar="ID",
+    help="Letters, digits, `._-`; a random one by default. One that is there already gets its next attempt.",
+)
 @click.option("--group", metavar="NAME", help="Rollouts of one prompt that are compared with each other.")
 @click.option("--reward-file", type=click.Path(path_type=Path), metavar="FILE", help="Holds one number, the reward.")
 @click.option("--reward-command", metavar="CMD", help="Shell command whose last line of output is the reward.")
@@ -58,6 +71,7 @@ def command(
     settings: Callable[..., GatewayConfig],
     harness: str | None,
     gateway: str | None,
+    overrides: tuple[str, ...],
     rollout_id: str | None,
     group: str | None,
     reward_file: Path | None,
@@ -69,8 +83,9 @@ def command(
 ) -> int:
     """Run a harness against a gateway and keep its rollout.
 
-    Without --gateway, one is started over --ledger for the run, in front of the engines that --upstream names; if
-    another process has the ledger open, its gateway is joined. Ends with the harness's own exit code.
+    Without --gateway, one is started over --ledger (gristmill.ledger by default) for the run, in front of the engines
+    that --upstream names; if another process has the ledger open, its gateway is joined. Ends with the harness's own
+    exit code.
     """
     if reward_file is not None and reward_command is not None:
         raise ConfigError("expected one of --reward-file and --reward-command", code=Code.USAGE, where="--reward-file")
@@ -87,7 +102,7 @@ def command(
     own_policy = loaded if policy is not None and ":" in policy else None
     kind = HARNESSES[harness] if harness is not None else harness_of(harness_command)
     check_program(harness_command, os.environ)
-    opening = {"rollout_id": rollout_id, "group_id": group}
+    opening = {"rollout_id": rollout_id, "group_id": group, "overrides": _overridden(overrides)}
     with _begun(settings, opening, gateway, needs_ledger=own_policy is not None) as (begun, model):
         asked = Asked(
             command=harness_command,
@@ -127,8 +142,26 @@ def _begun(
 
     with begin(read, opening, gateway=gateway, needs_ledger=needs_ledger, waiting=waiting) as begun:
         if not begun.place.own:
-            remark("note", f"joined the gateway at {begun.place.client.base_url}; its engines are used")
+            remark("note", f"joined the gateway at {begun.place.client.base_url}; {_used()}")
         yield begun, models[0] if models else None
+
+
+def _overridden(texts: tuple[str, ...]) -> dict[str, Any] | None:
+    """Read the rollout's own sampling settings."""
+    from gristmill.gateway.config import check_overrides
+
+    overrides = read_overrides(texts)
+    check_overrides(overrides, "--override")
+    return overrides or None
+
+
+def _used() -> str:
+    """Say which settings on the command line a gateway that was joined has no use for."""
+    given = click.get_current_context().params
+    idle = [flag for name, flag in (("upstreams", "--upstream"), ("models", "--model")) if given.get(name)]
+    if not idle:
+        return "its engines and models are used"
+    return f"its own engines and models are used, and {' and '.join(idle)} not"
 
 
 def _tell(report: Report, *, as_json: bool) -> None:
@@ -148,6 +181,10 @@ def _tell(report: Report, *, as_json: bool) -> None:
     remark("rollout", f"{report.rollout_id}  attempt {report.attempt}  {report.policy}  {verdict}")
     if outcome.message is not None:
         remark("note", f"{outcome.message} (at {outcome.where})")
+    for remedy in _remedies(outcome):
+        remark("hint", remedy)
+    if not outcome.funnel.usable_calls:
+        remark("warning", _nothing_usable(report))
     remark("funnel", funnel_text(outcome.funnel, arrow, trained=True))
     if report.history_missing is not None:
         remark("note", f"no returned history: {report.history_missing}; counted by {report.policy}")
@@ -159,6 +196,24 @@ def _tell(report: Report, *, as_json: bool) -> None:
         remark("note", f"the harness ended with exit code {report.exit_code}")
     if report.ledger is not None:
         remark("next", shlex.join(_next(report, report.ledger)))
+
+
+def _remedies(outcome: Outcome) -> tuple[str, ...]:
+    from gristmill.cli.remedies import refusal_remedies
+
+    return () if outcome.code is None else refusal_remedies(Code(outcome.code), outcome.evidence)
+
+
+def _nothing_usable(report: Report) -> str:
+    from gristmill.cli.plural import counted
+
+    captured = report.outcome.funnel.captured_calls
+    if not captured:
+        return "no call was captured: did the harness use the address and key it was given?"
+    reasons = (
+        f"{each.calls} × {each.reason}" + (f" ({each.detail})" if each.detail else "") for each in report.unusable
+    )
+    return f"{counted(captured, 'call')}, none usable: {', '.join(reasons)}"
 
 
 def _next(report: Report, ledger: str) -> list[str]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gristmill.gateway.config import GatewayConfig
     from gristmill.service.server import Service
 
-__all__ = ["command", "setting_option", "takes_settings"]
+__all__ = ["command", "read_overrides", "setting_option", "takes_settings"]
 
 _HURRIED: Final = 130
 
@@ -148,11 +148,16 @@ def _settings(flags: dict[str, Any], file: Path | None, **more: Any) -> GatewayC
 
     said = {name: value for name, value in flags.items() if value is not None and value != ()}
     if "overrides" in said:
-        said["overrides"] = _overrides(said["overrides"])
+        said["overrides"] = read_overrides(said["overrides"])
     return load_settings({**said, **more}, file=file)
 
 
-def _overrides(texts: tuple[str, ...]) -> dict[str, Any]:
+def read_overrides(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Read `NAME=JSON` texts.
+
+    Raises:
+        ConfigError: `option_invalid`.
+    """
     overrides: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

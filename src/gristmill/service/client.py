@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Final, cast
 from urllib.parse import quote, urlencode, urlsplit
@@ -59,12 +60,13 @@ class AdminClient:
     Args:
         base_url: http(s) address, perhaps with a path.
         admin_key: from the gateway's key file.
+        key_file: which one that is, for errors.
 
     Raises:
         ConfigError: `option_invalid`, the address is none.
     """
 
-    def __init__(self, base_url: str, admin_key: str) -> None:
+    def __init__(self, base_url: str, admin_key: str, key_file: Path | None = None) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ConfigError("expected http(s)://host[:port]", code=Code.OPTION_INVALID, where="--gateway")
@@ -72,6 +74,7 @@ class AdminClient:
         self._parts: Final = parts
         self._path: Final = parts.path.rstrip("/")
         self._key: Final = admin_key
+        self._key_file: Final = key_file
 
     def __repr__(self) -> str:
         return f"AdminClient({self.base_url!r})"
@@ -103,6 +106,8 @@ class AdminClient:
         while True:
             try:
                 return msgspec.convert(self._ask("POST", "/rollouts", said), Opened)
+            except msgspec.ValidationError as error:
+                raise self._stranger("something else") from error
             except CaptureError as error:
                 # A gateway that looks whether it may end goes on in a moment, or is gone.
                 if error.code is not Code.GATEWAY_BUSY or monotonic() > until:
@@ -147,7 +152,17 @@ class AdminClient:
     def _ask(
         self, method: str, path: str, body: Mapping[str, JsonValue] | None = None, timeout_s: float = _TIMEOUT_s
     ) -> dict[str, Any]:
-        return self._request(method, f"{_PREFIX}{path}", body, self._key, timeout_s)
+        try:
+            return self._request(method, f"{_PREFIX}{path}", body, self._key, timeout_s)
+        except CaptureError as error:
+            if error.code not in {Code.KEY_UNKNOWN, Code.KEY_FORBIDDEN} or self._key_file is None:
+                raise
+            raise CaptureError(
+                f"expected the admin key of the gateway at {self.base_url}, the one in {self._key_file} is another's",
+                code=error.code,
+                where="--admin-key-file",
+                hint="it is beside the gateway's ledger, LEDGER.admin-key",
+            ) from error
 
     def _request(
         self, method: str, path: str, body: Mapping[str, JsonValue] | None, key: str, timeout_s: float
@@ -179,23 +194,27 @@ class AdminClient:
             answer: Any = json.loads(data)
         except ValueError:
             answer = None
-        if not isinstance(answer, dict):
-            raise CaptureError(
-                f"expected the JSON of a gateway at {self.base_url}, got status {status} and something else",
-                code=Code.OPTION_INVALID,
-                where="--gateway",
-            )
-        told = cast("dict[str, Any]", answer)
-        if 200 <= status < 300:
+        told = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+        if told and 200 <= status < 300:
             return told
         error: Any = told.get("error")
         problem = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
         code = str(problem.get("code") or problem.get("type") or "")
+        if code not in _CODES:
+            raise self._stranger(f"status {status}")
         raise CaptureError(
             str(problem.get("message") or f"the gateway answered {status}"),
-            code=Code(code) if code in _CODES else Code.INTERNAL,
+            code=Code(code),
             where=_text(problem.get("where")),
             hint=_text(problem.get("hint")),
+        )
+
+    def _stranger(self, got: str) -> CaptureError:
+        return CaptureError(
+            f"no gateway of ours answers at {self.base_url}: got {got} and not its JSON",
+            code=Code.OPTION_INVALID,
+            where="--gateway",
+            hint="give the address that gristmill serve prints; an engine's is for --upstream",
         )
 
 

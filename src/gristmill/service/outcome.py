@@ -25,7 +25,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What selecting and rebuilding an attempt came to.
 
     Attributes:
-        outcome: `selected`, or `rejected` with `code`, `where` and `message`.
+        outcome: `selected`, or `rejected` with `code`, `where`, `message` and `evidence`.
         rows: how many rows it makes.
     """
 
@@ -34,6 +34,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None
     where: str | None = None
     message: str | None = None
+    evidence: Mapping[str, Any] = {}
     rows: int = 0
     funnel: Funnel = Funnel()
 
@@ -67,6 +68,7 @@ def outcome_of(ledger: SqliteReader, key: AttemptKey, policy: str | SelectionPol
             code=str(made.code),
             where=made.where,
             message=made.message,
+            evidence=made.evidence,
             funnel=funnel,
         )
     return Outcome(policy=made.selection.policy, outcome="selected", rows=len(made.rows), funnel=funnel)

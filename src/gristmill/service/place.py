@@ -81,7 +81,7 @@ def joined(gateway: str, admin_key_file: Path | None, ledger: Path | None = None
             hint="it is beside the gateway's ledger, LEDGER.admin-key",
         )
     key = read_admin_key(path)
-    return Place(client=AdminClient(gateway, key), ledger=ledger, secrets=(key, *_upstream_secrets(())))
+    return Place(client=AdminClient(gateway, key, path), ledger=ledger, secrets=(key, *_upstream_secrets(())))
 
 
 def _key_beside(ledger: Path | None) -> Path | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import time
@@ -33,7 +34,7 @@ from gristmill.service.place import Begun, Place
 from gristmill.service.reward import Reward, reward_from_command, reward_from_file
 from gristmill.service.stamp import Stamp, is_stale, stamp_of
 
-__all__ = ["WITHOUT_HISTORY", "Asked", "Report", "run_harness"]
+__all__ = ["WITHOUT_HISTORY", "Asked", "Report", "Unusable", "run_harness"]
 
 WITHOUT_HISTORY: Final = "final_context"
 """The policy that needs nothing from the harness: the scored call is the end of the conversation."""
@@ -65,6 +66,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     output_to_stderr: bool = False
 
 
+class Unusable(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls that cannot be trained for one reason."""
+
+    reason: str
+    detail: str | None
+    calls: int
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a run.
 
@@ -73,6 +82,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         reward: None is a missing one; `reward_error` says why.
         history: `found` by `sources`, or `missing` for a reason.
         aborted: calls that were still running when the harness had ended.
+        unusable: where no call was usable, why, the most frequent reason first.
     """
 
     rollout_id: str
@@ -87,6 +97,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     history_sources: tuple[str, ...]
     history_missing: str | None
     aborted: int
+    unusable: tuple[Unusable, ...]
     policy: str
     outcome: Outcome
 
@@ -150,8 +161,21 @@ def run_harness(asked: Asked, begun: Begun) -> Report:
         history_sources=history.sources,
         history_missing=history.missing,
         aborted=answer["aborted"],
+        unusable=_unusable(place, opened.attempt_key) if not outcome.funnel.usable_calls else (),
         policy=outcome.policy,
         outcome=outcome,
+    )
+
+
+def _unusable(place: Place, key: AttemptKey) -> tuple[Unusable, ...]:
+    """Count why calls are not usable."""
+    reasons = Counter(
+        (str(call["unusable_reason"]), call["unusable_detail"])
+        for call in place.client.calls(key)
+        if not call["usable"]
+    )
+    return tuple(
+        Unusable(reason=reason, detail=detail, calls=calls) for (reason, detail), calls in reasons.most_common()
     )
 
 
