@@ -25,7 +25,7 @@ from tests.gateway.load.script import heard, nonces
 
 __all__ = ["AttemptCheck"]
 
-_SETTLES_s = 2.0
+_SETTLES_s = 5.0
 _DELIVERS_s = 5.0
 _BAD_DELIVERIES = frozenset({Delivery.ABORTED, Delivery.PARTIAL})
 
