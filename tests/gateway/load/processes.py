@@ -187,6 +187,8 @@ class GatewayProcess:
         *lines, last = self.log.read_bytes().split(b"\n")
         assert not last, last
         for line in lines:
+            if line.startswith(b"note: "):
+                continue
             try:
                 yield orjson.loads(line)
             except orjson.JSONDecodeError:
