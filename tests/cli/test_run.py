@@ -98,7 +98,7 @@ def test_trouble_is_told_and_the_exit_code_is_the_harnesses(
     ran = run(capfd, "run", "--ledger", ledger, "--upstream", engine, *options, "--", *harness)
     assert ran.code == 3
     assert "rejected: match_missing" in ran.err
-    assert "hint: Return the text as it was served." in ran.err
+    assert "hint: Capture the call that authored it; " in ran.err
     assert "warning: no reward" in ran.err
     assert "exit code 3" in ran.err
     assert f"next: gristmill explain {ledger}" in ran.err

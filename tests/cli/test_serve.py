@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -190,14 +192,26 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, engine: str) -> None:
         while request(told["base_url"], "GET", path, key=key).json["in_flight"] == 0:
             pass
         process.send_signal(signal.SIGTERM)
-        while request(told["base_url"], "GET", "/healthz").status == 200:
-            pass
+        assert process.stderr is not None
+        said = ""
+        while "at most 600 s; a second" not in said:
+            said = process.stderr.readline()
+        assert said.startswith("note: stopping: waiting for 1 call, "), said
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 130
+        rest = process.stderr.read()
+        assert "note: not waiting any longer: 1 call aborted" in rest
+        assert _aborted(rest) == 1
         thread.join()
     with SqliteReader(ledger) as store:
         counts = store.counts()
     assert counts.calls + counts.lost == 1
+
+
+def _aborted(log: str) -> int:
+    """Return what the gateway's log says of calls that were aborted at its end."""
+    [count] = re.findall(r"stopped.*aborted\W+(\d+)", log)
+    return int(count)
 
 
 def serve_here(
@@ -234,6 +248,39 @@ def test_serving_in_this_process(tmp_path: Path, engine: str, capfd: pytest.Capt
     assert f"admin    key in {config.admin_key_path}" in said
     code, _ = serve_here(config, capfd, 2, as_json=False)
     assert code == 130
+
+
+def test_engines_that_are_not_up_yet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A gateway may be started before its engines; it says so, and does not guess what they are."""
+    config = config_of("http://127.0.0.1:1", tmp_path / "run.gristmill")
+
+    async def main() -> str:
+        serving = asyncio.ensure_future(_serve(config, as_json=False))
+        said = ""
+        async with asyncio.timeout(30):
+            while "next: " not in said:
+                await asyncio.sleep(0.01)
+                read = capfd.readouterr()
+                said += read.out + read.err
+            os.kill(os.getpid(), signal.SIGTERM)
+            await serving
+        return said
+
+    said = asyncio.run(main())
+    assert "engine   http://127.0.0.1:1  unknown  down" in said
+    assert "no engine is up yet" in said
+
+
+def test_a_port_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another program on the port is a matter of the machine, not of the command line."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ["--upstream", "http://127.0.0.1:1", "--ledger", tmp_path / "l", "--port", port]
+        ran = run(capsys, "serve", *options)
+    assert ran.code == 3
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ran.err
+    assert "--port" in ran.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_signal_before_it_listens(tmp_path: Path, engine: str, capfd: pytest.CaptureFixture[str]) -> None:

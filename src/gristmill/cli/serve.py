@@ -1,7 +1,7 @@
 """`gristmill serve`: a gateway in front of engines, until it is told to stop.
 
 JSON: one line when it listens: `{"address", "base_url", "ledger", "admin_key_file", "pid", "engines": [{engine, kind,
-up, epoch, version, models, max_model_len, token_ids, token_ids_streamed, logprobs_mode, weights, notes}]}`.
+up, measuring, epoch, version, models, max_model_len, token_ids, token_ids_streamed, logprobs_mode, weights, notes}]}`.
 """
 
 from __future__ import annotations
@@ -196,6 +196,7 @@ def command(*, settings: Callable[..., GatewayConfig], as_json: bool) -> int:
 async def _serve(config: GatewayConfig, *, as_json: bool) -> int:
     import asyncio
 
+    from gristmill.cli.screen import remark
     from gristmill.service.server import Service
 
     signalled = asyncio.Event()
@@ -207,11 +208,13 @@ async def _serve(config: GatewayConfig, *, as_json: bool) -> int:
         signalled.set()
         if len(received) > 1:
             service.hurry()
+        if service.address:
+            remark("note", _ending(service, first=len(received) == 1))
 
+    starting = asyncio.ensure_future(service.start())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    starting = asyncio.ensure_future(service.start())
     if not await _unless(signalled, starting):
         return 0
     _tell(service, as_json=as_json)
@@ -219,10 +222,22 @@ async def _serve(config: GatewayConfig, *, as_json: bool) -> int:
     stopped = await service.stop()
     if not as_json:
         from gristmill.cli.plural import counted
-        from gristmill.cli.screen import remark
 
         remark("note", f"stopped, {counted(stopped.aborted, 'call')} aborted")
     return _HURRIED if len(received) > 1 else 0
+
+
+def _ending(service: Service, *, first: bool) -> str:
+    """Say what a signal has begun."""
+    from gristmill.cli.plural import counted
+
+    running = service.running()
+    if not first:
+        return f"not waiting any longer: {counted(running, 'call')} aborted with what was sampled"
+    if not running:
+        return "stopping"
+    calls = counted(running, "call")
+    return f"stopping: waiting for {calls}, at most {service.config.drain_s:g} s; a second Ctrl-C or SIGTERM ends it"
 
 
 async def _unless(signalled: asyncio.Event, starting: asyncio.Future[None]) -> bool:
@@ -267,11 +282,14 @@ def _tell(service: Service, *, as_json: bool) -> None:
         words(f"ledger   {config.ledger}"),
         words(f"admin    key in {config.admin_key_path}"),
     )
-    for engine in service.gateway.engines():
-        state = "up" if engine["up"] else "down"
+    engines = service.gateway.engines()
+    for engine in engines:
+        state = "down" if not engine["up"] else "up, measuring" if engine["measuring"] else "up"
         show_whole(words(f"engine   {engine['engine']}  {engine['kind']}  {state}"))
         for note in engine["notes"]:
             remark("note", f"{engine['engine']}: {note}")
+    if not any(engine["up"] for engine in engines):
+        remark("note", "no engine is up yet; calls are answered 503 until one is")
     if not config.on_loopback and config.tls_cert is None:
         remark("warning", "keys travel in the clear: it listens off loopback without TLS")
     sys.stdout.flush()

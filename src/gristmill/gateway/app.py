@@ -33,6 +33,7 @@ from gristmill.gateway.request import Request
 from gristmill.gateway.routes import Purpose, find_route, messages_shaped
 from gristmill.gateway.sampling import Sampler
 from gristmill.gateway.side_routes import answer_count, answer_metrics, answer_models
+from gristmill.gateway.upstream.replicas import Replica
 from gristmill.ledger import AttemptKey, SqliteLedger
 from gristmill.records import Dialect
 
@@ -99,10 +100,15 @@ class Gateway:
             await asyncio.sleep(0.02)
         return not self._sampler.running
 
-    async def close(self, *, drain_s: float | None = None) -> None:
-        """Stop admitting, let calls end, abort the rest with what they sampled, write everything down."""
+    async def close(self, *, drain_s: float | None = None, aborted: int = 0) -> None:
+        """Stop admitting, let calls end, abort the rest with what they sampled, write everything down.
+
+        Args:
+            drain_s: how long calls in flight may go on; as the settings say by default.
+            aborted: calls that were aborted before, for the log.
+        """
         self.stop_admitting()
-        aborted = await self.attempts.close_all(drain_s=self.config.drain_s if drain_s is None else drain_s)
+        aborted += await self.attempts.close_all(drain_s=self.config.drain_s if drain_s is None else drain_s)
         await self.drained(5.0)
         await self._desk.settle()
         if self._watching is not None:
@@ -162,8 +168,9 @@ class Gateway:
         return [
             {
                 "engine": replica.label,
-                "kind": str(replica.engine.kind),
+                "kind": str(replica.engine.kind) if _is_known(replica) else "unknown",
                 "up": replica.up,
+                "measuring": replica.measuring,
                 "epoch": replica.epoch,
                 "version": replica.capabilities.version,
                 "models": list(replica.capabilities.models),
@@ -298,6 +305,12 @@ class Gateway:
             raise RequestRefused(403, Code.KEY_FORBIDDEN, "this is the administrator's")
         code = Code.KEY_MISSING if key is None else Code.KEY_UNKNOWN
         raise RequestRefused(401, code, "expected the admin key as bearer token")
+
+
+def _is_known(replica: Replica) -> bool:
+    """Tell whether an engine's kind was configured or found out."""
+    found = replica.capabilities
+    return replica.up or replica.spec.kind is not None or found.version is not None or bool(found.models)
 
 
 def _pairs(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

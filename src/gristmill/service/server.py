@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Generator
@@ -86,6 +87,7 @@ class Service:
         self._stack: Final = contextlib.AsyncExitStack()
         self._server: _Server | None = None
         self._hurry: Final = asyncio.Event()
+        self._aborted = 0
 
     async def start(self) -> None:
         """Open the ledger, listen, and say in the ledger's lock file where.
@@ -93,7 +95,7 @@ class Service:
         Raises:
             LedgerError: another process writes to the ledger (`ledger_locked`, which names its address), or it cannot
                 be written.
-            ConfigError: `file_unreadable`: the admin key's file or a certificate; `option_invalid`: the address.
+            ConfigError: `file_unreadable`: the admin key's file, a certificate, or an address that cannot be taken.
         """
         try:
             await self._start()
@@ -111,7 +113,7 @@ class Service:
         app = ServiceApp(self.gateway, self.ledger, config)
         self.rollouts = app.rollouts
         self._server = _server(app, config)
-        stack.push_async_callback(self.gateway.close)
+        stack.push_async_callback(self._close_gateway)
         await self.gateway.start()
         serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
         stack.push_async_callback(self._end, serving)
@@ -132,6 +134,13 @@ class Service:
         self._server.should_exit = True
         await serving
 
+    async def _close_gateway(self) -> None:
+        await self.gateway.close(aborted=self._aborted)
+
+    def running(self) -> int:
+        """Return how many calls are in flight."""
+        return self.gateway.attempts.running()
+
     def hurry(self) -> None:
         """Do not wait for calls in flight any longer."""
         self._hurry.set()
@@ -142,20 +151,17 @@ class Service:
         """Refuse new calls (503), let those in flight end, abort the rest, make all durable, close everything."""
         self.rollouts.opening = False
         self.gateway.stop_admitting()
-        aborted = 0
         try:
             draining = asyncio.ensure_future(self.gateway.attempts.close_all(drain_s=self.config.drain_s))
             hurried = asyncio.ensure_future(self._hurry.wait())
             await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
             hurried.cancel()
-            if draining.done():
-                aborted = await draining
-            else:
-                aborted = await self.gateway.attempts.close_all(drain_s=0.0)
-                await draining
+            at_once = 0 if draining.done() else await self.gateway.attempts.close_all(drain_s=0.0)
+            # The same calls where both came to it.
+            self._aborted = max(at_once, await draining)
         finally:
             await self._stack.aclose()
-        return Stopped(aborted)
+        return Stopped(self._aborted)
 
 
 def _bind(config: GatewayConfig) -> socket.socket:
@@ -164,13 +170,18 @@ def _bind(config: GatewayConfig) -> socket.socket:
         listener = socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"expected an address to listen on, got {error.strerror or error} for {config.host}:{config.port}",
-            code=Code.OPTION_INVALID,
+            f"cannot listen on {config.host}:{config.port}: {_reason(error)}",
+            code=Code.FILE_UNREADABLE,
             where="port",
             hint="choose another with --port; --port 0 takes a free one",
         ) from error
     listener.setblocking(False)
     return listener
+
+
+def _reason(error: OSError) -> str:
+    """Say what the system said, without the address that it repeats."""
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def _address(config: GatewayConfig, listener: socket.socket) -> str:
