@@ -31,6 +31,7 @@ from gristmill.captures.reply_json import loads_reply
 from gristmill.captures.sampled import FastLogprobs, logprob_values, prompt_ids, sampled_ids
 from gristmill.errors import Code, DecodeError
 from gristmill.records import Dialect, ResponseStatus, WeightSpan
+from gristmill.tokens.check import IntList
 
 __all__ = ["ItemsOf", "error_text", "read_body", "read_document"]
 
@@ -84,6 +85,9 @@ def _plain(holder: msgspec.Struct) -> JsonObject:
             value = loads(bytes(value))
         elif isinstance(value, _FastMeta):
             value = _plain(value)
+        elif isinstance(value, list):
+            # Lists of the fast view are ids, and were decoded as integers.
+            value = IntList(cast("list[int]", value))
         plain[key] = value
     return plain
 

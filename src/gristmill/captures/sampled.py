@@ -19,6 +19,7 @@ import msgspec
 from gristmill.canonical import JsonValue
 from gristmill.captures.fields import JsonObject, number
 from gristmill.errors import Code
+from gristmill.tokens.check import FloatList, IntList
 
 __all__ = ["FastLogprobs", "IdSearch", "SlimLogprobs", "logprob_values", "prompt_ids", "sampled_ids"]
 
@@ -86,7 +87,7 @@ def _entry_id(entry: JsonValue) -> JsonValue:
 
 def _all_ints(values: list[Any]) -> bool:
     """Tell whether every value is an integer, booleans not counted; a set of the types would take twice as long."""
-    return list(map(type, values)).count(int) == len(values)
+    return type(values) is IntList or list(map(type, values)).count(int) == len(values)
 
 
 def _places(choice: Mapping[str, JsonValue], root: Mapping[str, JsonValue], index: int) -> Iterator[tuple[str, Any]]:
@@ -180,7 +181,7 @@ def logprob_values(choice: Mapping[str, JsonValue]) -> Sequence[float] | None:
     logprobs = choice.get("logprobs")
     if isinstance(logprobs, FastLogprobs):
         if logprobs.content is not None:
-            return [entry.logprob for entry in logprobs.content]
+            return FloatList([entry.logprob for entry in logprobs.content])
         values = logprobs.token_logprobs
         return None if values is None else [number(value) for value in values]
     if isinstance(logprobs, SlimLogprobs):

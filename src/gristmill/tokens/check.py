@@ -18,9 +18,21 @@ import numpy.typing as npt
 from gristmill.errors import Code
 from gristmill.records import Float32Array, Int32Array
 
-__all__ = ["CheckedTokens", "UnusableTokens", "check_tokens"]
+__all__ = ["CheckedTokens", "FloatList", "IntList", "UnusableTokens", "check_tokens"]
 
 _MAX_ID: Final = 2**31 - 1
+
+
+class IntList(list[int]):
+    """A list whose maker knows that it holds integers alone, no boolean among them: a typed decoder's for example."""
+
+    __slots__ = ()
+
+
+class FloatList(list[float]):
+    """The same of floats."""
+
+    __slots__ = ()
 
 
 class CheckedTokens(msgspec.Struct, frozen=True):
@@ -95,9 +107,9 @@ def _numbers(values: object, kinds: str, python_types: tuple[type, ...]) -> npt.
         array = cast(npt.NDArray[Any], values)
         return array if array.dtype.kind in kinds else None
     items = cast(Sequence[object], values)
-    plain, dtype, code = (float, np.float64, "d") if "f" in kinds else (int, np.int64, "q")
+    plain, dtype, code, known = (float, np.float64, "d", FloatList) if "f" in kinds else (int, np.int64, "q", IntList)
     try:
-        if items and list(map(type, items)).count(plain) == len(items):
+        if items and (type(items) is known or list(map(type, items)).count(plain) == len(items)):
             # The same numbers in less than half the time, which of a long reply is a part of every call.
             return np.frombuffer(pack(f"{len(items)}{code}", *items), dtype)
         for kind in set(map(type, items)):
