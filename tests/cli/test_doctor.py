@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.stories import run
 from tests.gateway.upstream.toy import Toy
-from tests.gateway.upstream.wire import FakeEngine
+from tests.gateway.upstream.wire import FakeEngine, Seen, Wire
 
 MEASURED = {
     *("prompt_ids", "token_ids", "token_ids_streamed", "logprobs", "stop_token_included", "logprobs_mode"),
@@ -126,6 +126,58 @@ def test_an_engine_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None
         assert ran.code == 3
         told = run(capsys, "doctor", "--upstream", url, "--json").json
         assert told["error"]["code"] == "engine_unreachable"
+
+
+@pytest.mark.parametrize("html", [False, True])
+def test_an_address_without_routes(capsys: pytest.CaptureFixture[str], html: bool) -> None:
+    """A base that ends in a route, or a web page's, is a typing error and not an unfit engine."""
+    with served(Toy()) as engine:
+        url = f"{engine.url}/v1/chat/completions"
+        if html:
+
+            async def page(_: Seen, wire: Wire) -> None:
+                await wire.text("<html>Welcome</html>", content_type="text/html")
+
+            for path in ("/v1/models", "/v1/chat/completions"):
+                engine.on(f"/app{path}", page)
+            url = f"{engine.url}/app"
+        ran = run(capsys, "doctor", "--upstream", url)
+        assert ran.code == 3
+        assert "no such route: is the address right?" in ran.err
+        assert "not measured" not in ran.out
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
+def test_a_key_that_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Who has the wrong key is not helped by talk of models."""
+    with served(Toy()) as engine:
+        engine.says(path, {"error": "Unauthorized"}, 401)
+        ran = run(capsys, "doctor", "--upstream", engine.url)
+        assert ran.code == 3
+        assert "the engine answered 401: its key is missing" in ran.err
+        assert "GRISTMILL_UPSTREAM_KEY" in ran.err
+        assert "model" not in ran.out + ran.err
+        monkeypatch.setenv("GRISTMILL_UPSTREAM_KEY", "sk-wrong")
+        assert "its key is wrong" in run(capsys, "doctor", "--upstream", engine.url).err
+
+
+def test_a_model_that_is_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The name that a harness uses is not always the engine's."""
+    with served(Toy(models=("a", "b"))) as engine:
+        ran = run(capsys, "doctor", "--upstream", engine.url, "--model", "gpt")
+        assert "The model 'gpt' was asked for, which it does not list: it lists a, b." in ran.out
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_the_mode_is_named_once(capsys: pytest.CaptureFixture[str], mode: str) -> None:
+    """`raw  processed: …` on one line reads as a contradiction."""
+    with served(Toy(mode=mode)) as engine:
+        [line] = [
+            line
+            for line in run(capsys, "doctor", "--upstream", engine.url).out.splitlines()
+            if line.startswith("log-probability mode")
+        ]
+        assert [name for name in ("raw", "processed") if name in line] == [mode]
 
 
 def test_names_from_an_engine_reach_no_terminal_raw(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import os
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -21,6 +22,7 @@ from gristmill.errors import CaptureError, Code, ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from gristmill.gateway.upstream.client import Client
     from gristmill.gateway.upstream.protocol import Capabilities
     from gristmill.gateway.upstream.spec import UpstreamSpec
 
@@ -47,13 +49,19 @@ _NEEDED: Final = (
 )
 _USEFUL: Final = (
     _Asked("stop_token_included", "stop token", "the end of a turn is trained"),
-    _Asked("logprobs_mode", "log-probability mode", "processed: of the distribution that was sampled"),
+    _Asked("logprobs_mode", "log-probability mode", "whether of the distribution that was sampled"),
     _Asked("weight_versions", "weight versions", "which weights sampled a token"),
     _Asked("routed_experts", "routed experts", "replay of expert choices"),
     _Asked("abort_by_id", "abort by id", "tokens of calls that were given up"),
     _Asked("token_in", "prompt as ids", "turns that extend what was sampled"),
     _Asked("render", "rendering", "prompt ids without sampling"),
 )
+
+_MODES: Final = {
+    "processed": "those of the distribution that was sampled",
+    "raw": "those of the model, not of what was sampled",
+}
+"""What a mode that was measured means."""
 
 
 @click.command("doctor")
@@ -77,7 +85,7 @@ def command(*, url: str, engine: str, model: str | None, key_env: str | None, as
     """Ask an engine what it returns, and say what capture lacks.
 
     A dozen requests sample a few tokens each. Ends with 1 if what training needs is not returned, with 3 if the engine
-    cannot be reached.
+    cannot be reached, or refuses the key.
     """
     from gristmill.service.packages import packages_of
 
@@ -119,6 +127,7 @@ async def _examined(spec: UpstreamSpec) -> Capabilities:
 
     async with Client(UpstreamSettings()) as client:
         try:
+            await _check_address(client, spec)
             return await probe(client, spec, _TIMEOUT_s)
         except UpstreamError as error:
             raise CaptureError(
@@ -127,6 +136,54 @@ async def _examined(spec: UpstreamSpec) -> Capabilities:
                 where=spec.label,
                 hint="start the engine, or give the address that it prints when it starts",
             ) from error
+
+
+async def _check_address(client: Client, spec: UpstreamSpec) -> None:
+    """Refuse an address that has none of an engine's routes, and a key that the engine refuses.
+
+    Raises:
+        CaptureError: `engine_unreachable`; `key_missing`, `key_unknown`.
+        UpstreamError: nobody answers.
+    """
+    from gristmill.gateway.upstream.protocol import Ask
+    from gristmill.gateway.upstream.routes import MODELS, SAMPLING
+    from gristmill.records import Dialect
+
+    chat = SAMPLING[Dialect.CHAT]
+    body: dict[str, Any] = {"messages": [], "max_tokens": 1} | ({"model": spec.models[0]} if spec.models else {})
+    there = False
+    # A server of Chat Completions need not list its models, and some list them to everybody.
+    for ask in (Ask(MODELS, method="GET"), Ask(chat, body)):
+        answer = await client.answer(spec, ask, _TIMEOUT_s)
+        if answer.status in {401, 403}:
+            raise _key_refused(spec, answer.status)
+        # One that is broken is there.
+        there = there or answer.status >= 500 or (answer.status not in {404, 405} and _is_object(answer.body))
+    if there:
+        return
+    raise CaptureError(
+        f"{spec.label}{MODELS} and {chat}: no such route: is the address right?",
+        code=Code.ENGINE_UNREACHABLE,
+        where=spec.label,
+        hint="give the address that the engine prints when it starts, without a route: http://HOST:PORT",
+    )
+
+
+def _key_refused(spec: UpstreamSpec, status: int) -> CaptureError:
+    code, got = (Code.KEY_MISSING, "missing") if spec.api_key is None else (Code.KEY_UNKNOWN, "wrong")
+    return CaptureError(
+        f"the engine answered {status}: its key is {got}",
+        code=code,
+        where=spec.label,
+        hint=f"put it into {_KEY}, or name the variable that holds it with --upstream-key-env",
+    )
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        return isinstance(json.loads(body), dict)
+    except ValueError:
+        return False
 
 
 def _write(spec: UpstreamSpec, found: Capabilities, lacking: list[_Asked]) -> int:
@@ -176,5 +233,6 @@ def _table(found: Capabilities) -> Table:
     for asked in (*_NEEDED, *_USEFUL):
         value = str(getattr(found, asked.name))
         shown = "not measured" if value == "unknown" else value
-        table.add_row(words(asked.title), words(shown, styles.get(value, "")), words(asked.purpose, "dim"))
+        purpose = _MODES.get(value, asked.purpose) if asked.name == "logprobs_mode" else asked.purpose
+        table.add_row(words(asked.title), words(shown, styles.get(value, "")), words(purpose, "dim"))
     return table

@@ -76,6 +76,10 @@ async def measure(client: Client, spec: UpstreamSpec, identity: Identity, timeou
     if model is None:
         notes.append("The engine lists no model, so that nothing was sampled: name one with --model.")
         return msgspec.structs.replace(found, notes=tuple(notes))
+    if identity.models and model not in identity.models:
+        notes.append(
+            f"The model {model!r} was asked for, which it does not list: it lists {', '.join(identity.models)}."
+        )
     measured = _Measurement(Sampler(client, spec, model, timeout_s), found, notes)
     await measured.all()
     return msgspec.structs.replace(measured.found, notes=tuple(notes))
