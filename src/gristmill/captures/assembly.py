@@ -156,7 +156,7 @@ class StreamAssembly:
     def missing_end(self) -> str | None:
         """Say what the protocol's end still lacks, None where the stream is complete."""
         for index, choice in self._choices.items():
-            if choice.get("finish_reason") is None:
+            if not choice.get("finish_reason"):
                 return f"choice {index} has no finish_reason"
         return None if self.done else f"no {DONE}"
 
@@ -196,8 +196,8 @@ def _join_choice(choice: JsonObject, piece: JsonObject, position: int, slim: boo
     if not usual:
         _join_unusual(choice, piece, position)
     finish = piece.get("finish_reason")
-    if finish is not None:
-        choice["finish_reason"] = finish
+    if finish is not None and choice.setdefault("finish_reason", finish) != finish:
+        raise Unexpected("one finish reason", "a second, different one", f"$.choices[{position}].finish_reason")
     logprobs = piece.get("logprobs")
     if logprobs is not None:
         given: JsonObject = (

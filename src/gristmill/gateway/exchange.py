@@ -9,6 +9,7 @@ Not here: when anything is durable, and how a call ends for its client (call).
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
 from time import time
 from typing import Any, Final
@@ -35,6 +36,7 @@ __all__ = ["EngineSaid", "Exchange"]
 _DONE: Final = b"[DONE]"
 _EVENT_STREAM: Final = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 _TOO_LONG: Final = ("context length", "maximum model length", "max_model_len", "longer than the model")
+_RETRY_AFTER: Final = re.compile(r"\d{1,9}|[A-Za-z]{3,9}, [A-Za-z0-9: -]{10,30}", re.ASCII)
 _LINGER_s: Final = 0.2
 """How long an engine may take to end its body after the protocol's end."""
 
@@ -131,6 +133,8 @@ class Exchange:
         await self._client.start(200, [*_EVENT_STREAM, *self._headers])
         await self._client.write(self.encoder.begin())
         await self._pump(upstream, served=True)
+        if self._assembly.done and not self.begun:
+            raise EngineSaid(502, "the engine's stream held no choice", malformed=True)
         return self._assembly.reply()
 
     async def abort(self) -> Reply | None:
@@ -252,6 +256,8 @@ async def _engine_error(upstream: UpstreamReply) -> EngineSaid:
         value = object_at(parse_reply(body), "$")
         detail = value.get("detail") or value.get("message")
         said = error_text(value) or (detail if isinstance(detail, str) else None)
+        if said is None and detail:
+            said = dump(detail).decode("utf-8", "replace")
     message = said if said is not None else f"the engine answered with status {status}"
     if not 400 <= status <= 599 or status in {401, 403, 407}:
         # A redirect is never followed, and the engine's key is not the harness's business.
@@ -260,4 +266,10 @@ async def _engine_error(upstream: UpstreamReply) -> EngineSaid:
     if status == 400 and any(sign in message.lower() for sign in _TOO_LONG):
         # The words by which harnesses know that it is time to compact.
         message, code = f"prompt is too long: {message}", "context_length_exceeded"
-    return EngineSaid(status, message[:4000], retry_after=upstream.headers.get("retry-after"), code=code)
+    return EngineSaid(status, message[:4000], retry_after=_retry_after(upstream), code=code)
+
+
+def _retry_after(upstream: UpstreamReply) -> str | None:
+    """Return an engine's `Retry-After` where it is one: seconds, or a date."""
+    said = upstream.headers.get("retry-after", "")
+    return said if _RETRY_AFTER.fullmatch(said) else None

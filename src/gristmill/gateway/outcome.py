@@ -9,9 +9,10 @@ Not here: when a call is stored (call), reading an engine's reply (captures).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import orjson
 
 from gristmill.canonical import JsonValue
 from gristmill.captures import CallContext, Reply, ReplyChoice, calls_from_reply, choice_call_id
@@ -57,13 +58,11 @@ def as_broken(reply: Reply, why: str) -> Reply:
 
 def unfinished(reply: Reply) -> Reply:
     """Mark the choices of a whole reply that have no finish reason: how they ended was not said."""
-    if all(choice.finish_reason is not None for choice in reply.choices):
+    if all(choice.finish_reason for choice in reply.choices):
         return reply
     detail = "the reply has no finish_reason for this choice"
     made = tuple(
-        choice
-        if choice.finish_reason is not None
-        else msgspec.structs.replace(choice, reason=Code.STREAM_TRUNCATED, detail=detail)
+        choice if choice.finish_reason else msgspec.structs.replace(choice, reason=Code.STREAM_TRUNCATED, detail=detail)
         for choice in reply.choices
     )
     return msgspec.structs.replace(reply, choices=made, status=ResponseStatus.UNKNOWN)
@@ -113,12 +112,44 @@ def as_served(
             # The reported counts are sums over choices that nobody asked for.
             detail = f"the engine sent {unasked} choices that were not asked for"
             choice = msgspec.structs.replace(choice, reason=Code.REPLY_MALFORMED, detail=detail)
-        choice = msgspec.structs.replace(choice, items=items.get(index, ()))
+        choice = _writable(msgspec.structs.replace(choice, items=items.get(index, ())))
         if choice.reason is Code.TOKEN_IDS_MISSING:
             reason = no_ids or f"not returned: the engine was asked for token ids; {choice.detail}"
             choice = msgspec.structs.replace(choice, detail=encodable(reason))
         made.append(choice)
     return msgspec.structs.replace(reply, dialect=dialect, response_id=response_id, choices=tuple(made))
+
+
+def _writable(choice: ReplyChoice) -> ReplyChoice:
+    """Escape lone surrogates, which are no text; a choice that has some says so and is not trained."""
+    try:
+        orjson.dumps(choice.items, default=_opaque)
+    except TypeError:
+        pass
+    else:
+        return choice
+    return msgspec.structs.replace(
+        choice,
+        items=tuple(_escaped(item) for item in choice.items),
+        reason=Code.REPLY_MALFORMED,
+        detail="the reply holds a lone surrogate, which is no text",
+    )
+
+
+def _opaque(value: Any) -> None:
+    """Numbers kept as text and the like are not looked into."""
+    del value
+
+
+def _escaped(value: JsonValue) -> JsonValue:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, list):
+        return [_escaped(member) for member in cast("list[JsonValue]", value)]
+    if isinstance(value, dict):
+        members = cast("dict[str, JsonValue]", value)
+        return {encodable(key): _escaped(member) for key, member in members.items()}
+    return value
 
 
 def stored_calls(

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final, cast
 
-from gristmill.canonical import JsonValue, RepeatedKeys
-from gristmill.captures.exact import dumps, written_string
-from gristmill.errors import Code, LedgerError
+from gristmill.canonical import JsonValue, RepeatedKeys, loads
+from gristmill.captures.exact import dumps, plain_numbers, written_string
+from gristmill.captures.reply import Unexpected
+from gristmill.errors import Code, DecodeError, LedgerError
 
-__all__ = ["Piece", "cut", "expander", "piece_digest", "written"]
+__all__ = ["Piece", "cut", "expander", "piece_digest", "written", "written_plain"]
 
 DIGEST_BYTES: Final = 16
 
@@ -73,6 +74,20 @@ def piece_digest(parts: Sequence[bytes]) -> bytes:
     """Digest texts, and digests of pieces with the character before them that no text holds."""
     whole = parts[0] if len(parts) == 1 else b"".join(parts)
     return sha256(whole).digest()[:DIGEST_BYTES]
+
+
+def written_plain(value: Mapping[str, Any], where: str) -> bytes:
+    """Write metadata, which is read back with plain numbers, and see that it can be.
+
+    Raises:
+        LedgerError: `option_invalid`, it is no JSON or nested too deep.
+    """
+    text = written(cast(JsonValue, dict(value)), where)
+    try:
+        plain_numbers(loads(text, where), where)
+    except (Unexpected, DecodeError) as error:
+        raise LedgerError(str(error), code=Code.OPTION_INVALID, where=where) from error
+    return text
 
 
 def written(value: JsonValue, where: str) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from gristmill.errors import Code, LedgerError
-from gristmill.ledger.bodies import written
+from gristmill.ledger.bodies import written, written_plain
 from gristmill.ledger.book import Library, closed_error, name_of
 from gristmill.ledger.calls import result_checksum
 from gristmill.ledger.protocol import AttemptKey, AttemptState
@@ -46,8 +46,9 @@ def prepare_result(result: Result) -> PreparedResult:
     reward = result.reward
     if reward is not None and not -float("inf") < reward < float("inf"):
         raise LedgerError(f"expected a finite reward, got {reward}", code=Code.OPTION_INVALID, where="$.reward")
-    value, metadata = written(result.value, "$.result"), written(dict(result.metadata), "$.metadata")
-    return PreparedResult(None if reward is None else float(reward), result.group_id, value, metadata)
+    value, metadata = written(result.value, "$.result"), written_plain(result.metadata, "$.metadata")
+    # SQLite keeps no sign of a nought.
+    return PreparedResult(None if reward is None else float(reward) + 0.0, result.group_id, value, metadata)
 
 
 class Finish(NamedTuple):

@@ -13,10 +13,10 @@ import sqlite3
 from math import isfinite
 from typing import Final, NamedTuple, cast
 
-from gristmill.canonical import JsonValue, loads
+from gristmill.canonical import loads
 from gristmill.captures.exact import plain_numbers
 from gristmill.errors import Code, LedgerError
-from gristmill.ledger.bodies import written
+from gristmill.ledger.bodies import written_plain
 from gristmill.ledger.book import Library, check_names, closed_error, name_of
 from gristmill.ledger.calls import checksum
 from gristmill.ledger.protocol import SETUP_SCHEMA, AttemptKey, AttemptSetup, AttemptState
@@ -59,8 +59,8 @@ def prepare_setup(key: AttemptKey, setup: AttemptSetup) -> SetupRow:
         key_digest=setup.key_digest,
         revoked=0,
         group_id=setup.group_id,
-        metadata=written(cast(JsonValue, dict(setup.metadata)), "$.metadata"),
-        overrides=written(cast(JsonValue, dict(setup.overrides)), "$.overrides"),
+        metadata=written_plain(setup.metadata, "$.metadata"),
+        overrides=written_plain(setup.overrides, "$.overrides"),
         created_at=None if setup.created_at is None else float(setup.created_at),
         schema=setup.schema,
         checksum=0,
