@@ -37,7 +37,7 @@ class _Front(_Side):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        asyncio.ensure_future(self._connect())
+        self._connecting = asyncio.ensure_future(self._connect())
 
     async def _connect(self) -> None:
         _, back = await asyncio.get_running_loop().create_connection(_Side, "127.0.0.1", self.port)
