@@ -87,6 +87,65 @@ def test_variables_are_checked_like_everything_else(environment: dict[str, str])
     assert raised.value.code is Code.OPTION_INVALID
 
 
+@pytest.mark.parametrize(
+    ("variable", "text", "told"),
+    [
+        ("GRISTMILL_PORT", "many", "expected a whole number, got 'many'"),
+        ("GRISTMILL_PORT", "70000", "expected 0 to 65535, got 70000"),
+        ("GRISTMILL_DRAIN_S", "soon", "expected a number, got 'soon'"),
+        ("GRISTMILL_KEEP_EXCHANGES", "perhaps", "expected true or false, got 'perhaps'"),
+        ("GRISTMILL_OVERRIDES", "[1]", "expected a table of sampling settings, got a list"),
+        ("GRISTMILL_MODELS", "=x", "expected NAME or NAME=ENGINE_NAME, got '=x'"),
+        ("GRISTMILL_LOG_LEVEL", "loud", "expected debug, info, warning or error, got 'loud'"),
+    ],
+)
+def test_a_bad_value_names_its_variable(variable: str, text: str, told: str) -> None:
+    # Whoever reads it did not set it on this command line, and has to find out where.
+    with pytest.raises(ConfigError) as raised:
+        load_settings({"upstreams": [URL]}, environment={variable: text})
+    assert (raised.value.message, raised.value.where) == (told, variable)
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "told"),
+    [
+        ('port = "many"', ": port", "expected a whole number, got 'many'"),
+        ("port = 70000", ": port", "expected 0 to 65535, got 70000"),
+        ("host = 5", ": host", "expected a text, got 5"),
+        ("ledger = [1]", ": ledger", "expected a path, got a list"),
+        ("upstreams = 5", ": upstreams", "expected a list of engines"),
+        ('upstreams = [{address = "x"}]', ": upstreams", "expected a list of engines"),
+        ("overrides = {seed = 1.5}", ": overrides.seed", "expected an integer of 64 bits"),
+        ('models = ["=x"]', ": models", "expected NAME or NAME=ENGINE_NAME"),
+    ],
+)
+def test_a_bad_value_names_its_file_and_key(tmp_path: Path, line: str, where: str, told: str) -> None:
+    # The same of a file, which may be long and somebody else's.
+    file = tmp_path / "gristmill.toml"
+    file.write_text(line)
+    with pytest.raises(ConfigError) as raised:
+        load_settings({} if "upstreams" in line else {"upstreams": [URL]}, environment={}, file=file)
+    assert raised.value.where == f"{file}{where}"
+    assert raised.value.message.startswith(told)
+
+
+def test_the_nearest_name_is_suggested(tmp_path: Path) -> None:
+    # A list of twenty names is no answer to a missing letter.
+    for variable, meant in (
+        ("GRISTMILL_UPSTREAM", "GRISTMILL_UPSTREAMS"),
+        ("GRISTMILL_MAX_BODY", "GRISTMILL_MAX_BODY_BYTES"),
+        ("GRISTMILL_PROT", "GRISTMILL_PORT"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            load_settings({"upstreams": [URL]}, environment={variable: "1"})
+        assert (raised.value.where, raised.value.hint) == (variable, f"did you mean {meant}?")
+    file = tmp_path / "gristmill.toml"
+    file.write_text("prot = 1\n")
+    with pytest.raises(ConfigError) as raised:
+        load_settings({}, environment={}, file=file)
+    assert raised.value.hint == "did you mean port?"
+
+
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     # Settings that are silently not there would be the defaults.
     with pytest.raises(ConfigError) as raised:

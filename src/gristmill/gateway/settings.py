@@ -8,16 +8,17 @@ Not here: what the settings are (config), the flags themselves (the commands).
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
 from gristmill.errors import Code, ConfigError
-from gristmill.gateway.config import EngineSetting, GatewayConfig, parse_model
+from gristmill.gateway.config import GatewayConfig, parse_model
 
 __all__ = ["ENVIRONMENT_PREFIX", "SETTINGS", "load_settings"]
 
@@ -25,10 +26,33 @@ ENVIRONMENT_PREFIX: Final = "GRISTMILL_"
 SETTINGS: Final = tuple(field.name for field in msgspec.structs.fields(GatewayConfig))
 """Names of all settings, in the order of `GatewayConfig`."""
 
+_FIELDS: Final = {field.name: field for field in msgspec.structs.fields(GatewayConfig)}
+_EXPECTED: Final = {
+    "upstreams": "a list of engines, each an address or a table of url, kind and key_env",
+    "allowed_hosts": "a list of names",
+    "models": "a list of NAME or NAME=ENGINE_NAME, or a table of them",
+    "overrides": "a table of sampling settings",
+}
+_KINDS: Final[Mapping[Any, str]] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Path: "a path",
+    str | None: "a text",
+    Path | None: "a path",
+}
 _LISTS: Final = frozenset({"upstreams", "allowed_hosts", "models"})
 _JSON: Final = frozenset({"overrides"})
 _NOT_SETTINGS: Final = frozenset({"CONFIG", "UPSTREAM_KEY", "DEBUG", "ROLLOUT_ID", "ATTEMPT"})
 """Variables of this prefix that are no settings: where settings and the engine's key are, and what a child is told."""
+
+
+class _Said(NamedTuple):
+    """A value, and where it was said: a flag's setting, a variable, or a file and its key."""
+
+    value: Any
+    where: str
 
 
 def load_settings(
@@ -51,24 +75,55 @@ def load_settings(
     variables = os.environ if environment is None else environment
     named = variables.get(f"{ENVIRONMENT_PREFIX}CONFIG")
     path = file if file is not None else Path(named) if named else None
-    said: dict[str, Any] = {}
+    said: dict[str, _Said] = {}
     if path is not None:
         said.update(_from_file(path))
     said.update(_from_environment(variables))
-    said.update({name: _listed(name, value, name) for name, value in flags.items() if value is not None})
+    for name, value in flags.items():
+        if name not in SETTINGS:
+            raise _unknown(name, name)
+        if value is not None:
+            said[name] = _Said(_listed(name, value, name), name)
+    read = {name: _read(name, one) for name, one in said.items()}
     try:
-        return msgspec.convert(said, GatewayConfig, strict=False, dec_hook=_decode)
+        return GatewayConfig(**read)
+    except ConfigError as error:
+        setting, dot, rest = (error.where or "").partition(".")
+        if setting not in said:
+            raise
+        raise ConfigError(
+            error.message, code=error.code, where=f"{said[setting].where}{dot}{rest}", hint=error.hint
+        ) from error
+
+
+def _read(name: str, said: _Said) -> Any:
+    """Bring a value into the type of its setting."""
+    kind = _FIELDS[name].type
+    try:
+        return msgspec.convert(said.value, kind, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error), code=Code.OPTION_INVALID, where="settings") from error
+        got = _plain(said.value)
+        raise ConfigError(
+            f"expected {_EXPECTED.get(name) or _KINDS[kind]}, got {got}",
+            code=Code.OPTION_INVALID,
+            where=said.where,
+        ) from error
+
+
+def _plain(value: object) -> str:
+    """Say what was given: a short value as it is."""
+    if isinstance(value, list | tuple):
+        return "a list"
+    return "a table" if isinstance(value, dict) else repr(value)
 
 
 def _decode(kind: type[Any], value: Any) -> Any:
     if issubclass(kind, Path) and isinstance(value, str | Path):
         return Path(value)
-    raise NotImplementedError(kind)
+    raise TypeError(f"expected {kind.__name__}")
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def _from_file(path: Path) -> dict[str, _Said]:
     try:
         with path.open("rb") as source:
             said = tomllib.load(source)
@@ -81,27 +136,29 @@ def _from_file(path: Path) -> dict[str, Any]:
     for name in said:
         if name not in SETTINGS:
             raise _unknown(name, str(path))
-    return {name: _listed(name, value, str(path)) for name, value in said.items()}
+    places = {name: f"{path}: {name}" for name in said}
+    return {name: _Said(_listed(name, value, places[name]), places[name]) for name, value in said.items()}
 
 
-def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+def _from_environment(variables: Mapping[str, str]) -> dict[str, _Said]:
+    said: dict[str, _Said] = {}
     for variable, text in variables.items():
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         if name == variable or name in _NOT_SETTINGS:
             continue
         setting = name.lower()
         if setting not in SETTINGS:
-            raise _unknown(setting, variable)
+            raise _unknown(setting, variable, ENVIRONMENT_PREFIX)
         if setting in _JSON:
             try:
-                said[setting] = msgspec.json.decode(text)
+                value: Any = msgspec.json.decode(text)
             except msgspec.DecodeError as error:
                 raise ConfigError(f"expected JSON: {error}", code=Code.OPTION_INVALID, where=variable) from error
         elif setting in _LISTS:
-            said[setting] = _listed(setting, [part.strip() for part in text.split(",") if part.strip()], variable)
+            value = _listed(setting, [part.strip() for part in text.split(",") if part.strip()], variable)
         else:
-            said[setting] = text
+            value = text
+        said[setting] = _Said(value, variable)
     return said
 
 
@@ -111,16 +168,24 @@ def _listed(name: str, value: Any, where: str) -> Any:
         return value
     listed = cast("list[Any]", value)
     if name == "upstreams":
-        return [EngineSetting(url=each) if isinstance(each, str) else each for each in listed]
+        return [{"url": each} if isinstance(each, str) else each for each in listed]
     if not all(isinstance(each, str) for each in listed):
         raise ConfigError("expected texts NAME or NAME=ENGINE_NAME", code=Code.OPTION_INVALID, where=where)
-    return dict(parse_model(each) for each in listed)
+    try:
+        return dict(parse_model(each) for each in listed)
+    except ConfigError as error:
+        raise ConfigError(error.message, code=error.code, where=where) from error
 
 
-def _unknown(name: str, where: str) -> ConfigError:
+def _unknown(name: str, where: str, prefix: str = "") -> ConfigError:
+    near = difflib.get_close_matches(name, SETTINGS, n=1)
+    if near:
+        hint = f"did you mean {prefix}{near[0].upper() if prefix else near[0]}?"
+    else:
+        hint = "settings: " + ", ".join(SETTINGS)
     return ConfigError(
         f"expected a setting, got {name!r}",
         code=Code.OPTION_INVALID,
         where=where,
-        hint="settings: " + ", ".join(SETTINGS),
+        hint=hint,
     )
