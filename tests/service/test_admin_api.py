@@ -140,6 +140,22 @@ def test_a_result_that_is_no_object_is_refused_first(gateway: Gateway, result: o
     assert gateway.chat(minted["key"]).status == 200
 
 
+def test_a_rollouts_attempts(gateway: Gateway) -> None:
+    """Whoever knows the rollout alone finds its attempts, and how paths go on."""
+    for _ in range(2):
+        gateway.mint(rollout_id="twice")
+    told = gateway.admin("GET", "/rollouts/twice").json
+    assert [each["attempt"] for each in told["rollouts"]] == [0, 1]
+    assert told["rollouts"][0] == gateway.admin("GET", "/rollouts/twice/0").json
+    unknown = gateway.admin("GET", "/rollouts/nobody")
+    assert (unknown.status, unknown.error) == (404, "rollout_unknown")
+    for path in ("/rollouts/twice", "/rollouts/twice/finish"):
+        refused = gateway.admin("POST", path, {})
+        assert refused.error == "route_unknown"
+        assert "/gristmill/v1/rollouts/ID/ATTEMPT/" in refused.json["error"]["hint"]
+    assert gateway.admin("POST", "/nothing").json["error"]["hint"] is None
+
+
 def test_finish_takes_no_more_calls(gateway: Gateway) -> None:
     """A call after the end would be a call that nobody rewarded."""
     minted = gateway.mint()
@@ -300,7 +316,6 @@ def test_other_methods_and_routes(gateway: Gateway) -> None:
         ("GET", "/nothing", 404),
         ("GET", "", 404),
         ("GET", "/rollouts/", 404),
-        ("GET", "/rollouts/x", 404),
     ):
         answer = gateway.admin(method, path)
         assert (answer.status, answer.error) == (status, "route_unknown"), path

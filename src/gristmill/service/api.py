@@ -35,6 +35,7 @@ from gristmill.service.asked import (
     mint_asked,
     named_attempt,
     policy_asked,
+    rollout_id_of,
     weights_asked,
 )
 from gristmill.service.outcome import call_json, rows_of, summary_json, verdicts_json
@@ -90,6 +91,7 @@ class AdminApi:
         table: Mapping[tuple[str, str], Act] = {
             ("POST", f"{PREFIX}/rollouts"): self._mint,
             ("GET", f"{PREFIX}/rollouts"): self._list,
+            ("GET", f"{PREFIX}/rollouts/{{rollout}}"): self._attempts,
             ("GET", attempt): self._show,
             ("POST", f"{attempt}/finish"): self._finish,
             ("POST", f"{attempt}/freeze"): self._freeze,
@@ -182,6 +184,11 @@ class AdminApi:
         if len(found) == asked.limit:
             after = f"{found[-1].key.rollout_id}/{found[-1].key.attempt}"
         return _json({"rollouts": told, "after": after})
+
+    async def _attempts(self, request: Request) -> Response:
+        rollout_id = rollout_id_of(request.path_params["rollout"], "rollout_id")
+        found = await self._rollouts.attempts(rollout_id)
+        return _json({"rollouts": [summary_json(each, self._gateway.attempts.in_flight(each.key)) for each in found]})
 
     async def _show(self, request: Request) -> Response:
         key = _attempt(request)
@@ -283,4 +290,7 @@ async def _answer_http(request: Request, error: Exception) -> Response:
         message = "expected another method for this route"
     else:
         message = "expected a route of the admin API"
-    return _refusal(Problem(error.status_code, Code.ROUTE_UNKNOWN, message))
+    hint = None
+    if request.url.path.startswith(f"{PREFIX}/rollouts/"):
+        hint = f"acts on a rollout name its attempt: {PREFIX}/rollouts/ID/ATTEMPT/…"
+    return _refusal(Problem(error.status_code, Code.ROUTE_UNKNOWN, message, hint=hint))

@@ -36,6 +36,7 @@ __all__ = [
     "mint_asked",
     "named_attempt",
     "policy_asked",
+    "rollout_id_of",
     "weights_asked",
 ]
 

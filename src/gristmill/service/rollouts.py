@@ -105,6 +105,20 @@ class Rollouts:
         """
         return await self.gateway.ledger_call(self.ledger.summary, key)
 
+    async def attempts(self, rollout_id: str) -> tuple[Summary, ...]:
+        """Return the lines of a rollout's attempts by number.
+
+        Raises:
+            LedgerError: `rollout_unknown`: it has none.
+        """
+
+        def read() -> tuple[Summary, ...]:
+            # One that is not known is told as its first attempt is.
+            keys = self.ledger.rollout(rollout_id) or (AttemptKey(rollout_id),)
+            return tuple(map(self.ledger.summary, keys))
+
+        return await self.gateway.ledger_call(read)
+
     async def list(self, asked: ListAsked) -> list[Summary]:
         """Return the lines of attempts in the order in which they began.
 
