@@ -150,7 +150,9 @@ async def _check_address(client: Client, spec: UpstreamSpec) -> None:
     from gristmill.records import Dialect
 
     chat = SAMPLING[Dialect.CHAT]
-    body: dict[str, Any] = {"messages": [], "max_tokens": 1} | ({"model": spec.models[0]} if spec.models else {})
+    body: dict[str, Any] = {"messages": [], "max_tokens": 1}
+    if spec.models:
+        body["model"] = spec.models[0]
     there = False
     # A server of Chat Completions need not list its models, and some list them to everybody.
     for ask in (Ask(MODELS, method="GET"), Ask(chat, body)):
