@@ -65,3 +65,32 @@ def test_a_file_of_an_earlier_run_is_no_reward(tmp_path: Path) -> None:
     other.replace(file)
     assert reward_from_file(file, before) == Reward(1.0), "put in its place, it is the run's"
     assert reward_from_file(file, stamp_of(tmp_path / "none")) == Reward(1.0), "there was none before"
+
+
+def test_what_stands_in_a_files_place_is_not_waited_for(tmp_path: Path) -> None:
+    # A harness that makes a pipe of its reward file would hang the run for ever, a device fill the memory.
+    pipe, device, folder = tmp_path / "pipe", tmp_path / "device", tmp_path / "folder"
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    folder.mkdir()
+    for path in (pipe, device, folder):
+        reward = reward_from_file(path)
+        assert reward.value is None
+        assert reward.error is not None
+
+
+def test_the_text_of_a_file_is_not_repeated(tmp_path: Path) -> None:
+    # A reward file may be a link to a key; its text would stand in logs and in the ledger.
+    secret, link = tmp_path / "secret", tmp_path / "link"
+    secret.write_text("gma_secret")
+    link.symlink_to(secret)
+    reward = reward_from_file(link)
+    assert reward.error is not None
+    assert "gma_secret" not in reward.error
+
+
+def test_a_nought_has_no_sign(tmp_path: Path) -> None:
+    # The ledger keeps none, so that a rollout with one could not be read back as it was written.
+    file = tmp_path / "reward"
+    file.write_text("-0\n")
+    assert str(reward_from_file(file).value) == "0.0"

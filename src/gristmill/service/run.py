@@ -27,6 +27,7 @@ from gristmill.selection import DEFAULT_POLICY, SelectionPolicy
 from gristmill.service.asked import check_result
 from gristmill.service.child import Ended, child_environment, clean_environment, run_child
 from gristmill.service.client import Opened
+from gristmill.service.handed import read_handed
 from gristmill.service.harnesses import Harness, Ran, Reach
 from gristmill.service.histories.history import ReturnedHistory, Unreadable, no_history
 from gristmill.service.outcome import Outcome, outcome_of
@@ -36,6 +37,7 @@ from gristmill.service.stamp import Stamp, is_stale, stamp_of
 
 __all__ = ["WITHOUT_HISTORY", "Asked", "Report", "Unusable", "run_harness"]
 
+_MOST_RESULT_bytes: Final = 64 * 1024 * 1024
 WITHOUT_HISTORY: Final = "final_context"
 """The policy that needs nothing from the harness: the scored call is the end of the conversation."""
 
@@ -259,7 +261,7 @@ def _from_file(path: Path, before: Stamp | None) -> ReturnedHistory:
     if is_stale(path, before):
         raise Unreadable(f"{path} was there before this run, which did not write it")
     try:
-        value = loads(path.read_bytes(), path.name)
+        value = loads(read_handed(path, _MOST_RESULT_bytes), path.name)
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror}") from error
     except DecodeError as error:
