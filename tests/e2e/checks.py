@@ -5,10 +5,12 @@ Invariant: a check that was announced is counted, whatever became of it; the clo
 
 from __future__ import annotations
 
+import shutil
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
 
 __all__ = ["Checks"]
@@ -49,8 +51,12 @@ class Checks:
         """Check that two values are equal."""
         return self.check(name, expected == got, f"expected {expected!r}\ngot      {got!r}")
 
-    def close(self) -> int:
-        """Print what failed and the closing line; return the exit status."""
+    def close(self, folder: Path) -> int:
+        """Print what failed and the closing line; return the exit status. `folder` is removed if nothing failed."""
+        if self._failed:
+            self._write(f"\nlogs and ledgers are in {folder}\n")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
         self._write(f"\n{monotonic() - self._began:.0f} s\n")
         for name in self._failed:
             self._write(f"FAILED {name}\n")

@@ -96,7 +96,7 @@ def main(wanted: list[str]) -> int:
         if not wanted or any(word in name for word in wanted):
             with checks.subject(name):
                 case(checks, root / str(number))
-    return checks.close()
+    return checks.close(root)
 
 
 if __name__ == "__main__":

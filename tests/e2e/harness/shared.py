@@ -99,7 +99,7 @@ def killed(checks: Checks, harness: Harness, root: Path, path: str) -> None:
     checks.equal("one call was running", 1, len(lost))
     check_tokens(checks, made.capture, [call for call in made.seen if call.call_id not in lost])
     main = made.of("main")
-    # opencode keeps an empty message of the try that broke off, which the script counts as a turn.
-    checks.equal("all turns", 5 if harness.name == "opencode" else 6, len(main))
+    # opencode may keep an empty message of the try that broke off, which the script counts as a turn.
+    checks.check("all turns", len(main) in ({5, 6} if harness.name == "opencode" else {6}), len(main))
     check_chain(checks, "main agent", main)
     checks.equal("the history selects them", ids_of(main), made.selected)

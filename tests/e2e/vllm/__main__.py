@@ -15,7 +15,7 @@ from tests.e2e import loopback
 from tests.e2e.checks import Checks
 from tests.e2e.evidence import check_rows
 from tests.e2e.stage import gateway
-from tests.e2e.vllm import dialects, harnesses, leaving, restarts, turns
+from tests.e2e.vllm import dialects, harnesses, leaving, restarts, routes, turns
 from tests.e2e.vllm.engine import engine
 from tests.e2e.vllm.scene import Scene
 from tests.e2e.witness import Witness
@@ -28,6 +28,9 @@ SUBJECTS: dict[str, Callable[[Scene], None]] = {
     "seeds": dialects.same_seed,
     "refusals": dialects.refusals,
     "at once": dialects.at_once,
+    "counting": routes.counting,
+    "compressed": routes.compressed,
+    "by reference": routes.by_reference,
     "turns": turns.conversations,
     "leaving": leaving.clients_that_leave,
     "finishing": leaving.finish_while_running,
@@ -55,7 +58,7 @@ def main(wanted: list[str]) -> int:
             if not wanted or name in wanted:
                 with checks.subject(name):
                     subject(scene)
-    return checks.close()
+    return checks.close(folder)
 
 
 def rows(scene: Scene) -> None:

@@ -83,7 +83,8 @@ def _own_ids(answer: Answer, call: Seen) -> list[str]:
     for part in answer.events or [answer.body]:
         for choice in part.get("choices", []):
             told += choice.get("token_ids") or []
-    return [] if told == sampled(call)[0].token_ids else [f"the client asked for ids and was told {told}"]
+    said = sampled(call)[0].token_ids
+    return [] if told == said else [f"the client asked for ids, the engine said {said}, the client was told {told}"]
 
 
 def same_seed(scene: Scene) -> None:

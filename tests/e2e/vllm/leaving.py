@@ -19,14 +19,17 @@ from tests.e2e.vllm.engine import MODEL
 from tests.e2e.vllm.scene import Scene
 from tests.e2e.witness import Seen, sampled
 
-__all__ = ["clients_that_leave", "endless", "finish_while_running"]
+__all__ = ["ENDLESS", "clients_that_leave", "endless", "finish_while_running"]
 
 Json = dict[str, Any]
 
+ENDLESS: Json = {"overrides": {"temperature": 0.0}}
+"""Of an attempt that samples the model's likeliest token, which never ends a turn."""
+
 
 def endless(dialect: str, *, stream: bool) -> Json:
-    """A request whose reply goes on for a minute or more: the model's likeliest token does not end a turn."""
-    body: Json = {"model": MODEL, "stream": stream, "max_tokens": 30000, "temperature": 0.0}
+    """A request whose reply goes on for a minute or more, in a rollout with `ENDLESS` set over it."""
+    body: Json = {"model": MODEL, "stream": stream, "max_tokens": 30000}
     if dialect == "completions":
         return {**body, "prompt": "Once upon a time"}
     if dialect == "responses":
@@ -40,7 +43,7 @@ def clients_that_leave(scene: Scene) -> None:
     for dialect in PATHS:
         for stream in (True, False):
             name = f"{dialect}{' streamed' if stream else ''}"
-            rollout = scene.gateway.begin(f"leaving-{name.replace(' ', '-')}")
+            rollout = scene.gateway.begin(f"leaving-{name.replace(' ', '-')}", **ENDLESS)
             body = endless(dialect, stream=stream)
             before = len(scene.witness.calls())
             if stream:
@@ -92,7 +95,7 @@ def _check_aborted(scene: Scene, rollout: Rollout, name: str, before: int, deliv
 def finish_while_running(scene: Scene) -> None:
     """A rollout is finished without patience: its running calls are aborted, its finished ones stay."""
     checks = scene.checks
-    rollout = scene.gateway.begin("finishing")
+    rollout = scene.gateway.begin("finishing", **ENDLESS)
     short = ask(rollout.base, PATHS["chat"], rollout.key, {**endless("chat", stream=False), "max_tokens": 8})
     checks.equal("a short call is served", 200, short.status)
     before = len(scene.witness.calls())

@@ -13,7 +13,7 @@ from tests.e2e.client import ask, leave
 from tests.e2e.stage import Gateway, Rollout, gateway, until
 from tests.e2e.vllm.asking import PATHS
 from tests.e2e.vllm.engine import MODEL
-from tests.e2e.vllm.leaving import endless
+from tests.e2e.vllm.leaving import ENDLESS, endless
 from tests.e2e.vllm.scene import Scene
 
 __all__ = ["engine_dies", "gateway_restarts"]
@@ -36,7 +36,7 @@ def gateway_restarts(scene: Scene) -> None:
         return answer.headers["x-gristmill-call-id"]
 
     with gateway(scene.witness.url, folder) as gate:
-        rollout = gate.begin("survives")
+        rollout = gate.begin("survives", **ENDLESS)
         calls = [turn(gate.address, rollout.key)]
     with gateway(scene.witness.url, folder) as gate:
         calls.append(turn(gate.address, rollout.key))
@@ -72,7 +72,7 @@ def engine_dies(scene: Scene) -> None:
     checks, folder = scene.checks, scene.folder / "dies"
     folder.mkdir()
     with gateway(scene.witness.url, folder, "--idle-timeout-s", "4", "--health-timeout-s", "3") as gate:
-        rollout = gate.begin("engine-dies")
+        rollout = gate.begin("engine-dies", **ENDLESS)
         _freeze(scene, gate, rollout, signal.SIGSTOP)
         capture = gate.settled(rollout, 2)
         reasons = {record.unusable_reason for record in capture.records}
