@@ -52,6 +52,7 @@ _EXTRA_TOKENS: Final = (
     "output_token_ids",
     "prompt_token_ids",
 )
+_SAYS_SOMETHING: Final = ("text", "delta", "logprobs", "token_ids", "prompt_token_ids")
 _REASONING: Final = ("reasoning", "reasoning_content")
 _MOST_CHOICES: Final = 128
 
@@ -206,7 +207,7 @@ class PassEncoder:
                 self._outstanding -= 1
                 self._holding |= self._outstanding <= 0
                 empty = False
-            elif empty and (choice.get("text") or choice.get("delta") or choice.get("logprobs")):
+            elif empty and any(choice.get(key) for key in _SAYS_SOMETHING):
                 empty = False
         if not choices and "usage" in chunk:
             if not self._asked.usage:
@@ -214,7 +215,7 @@ class PassEncoder:
         elif "usage" in chunk and not self._asked.usage:
             del chunk["usage"]
             removed = True
-        if removed and empty and "usage" not in chunk:
+        if removed and empty and "usage" not in chunk and "prompt_token_ids" not in chunk:
             return NOTHING
         data = _event(chunk)
         return Served(b"", data) if self._holding else Served(data)
