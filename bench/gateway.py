@@ -15,6 +15,7 @@ import os
 import platform
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -62,6 +63,21 @@ def _stack(rollouts: int, *pace: str) -> Iterator[_Stack]:
         yield _Stack(engine, bare, ours, list(ours.open(rollouts).values()), folder)
 
 
+_Works = dict[str, Callable[[], float]]
+
+
+class _Found(defaultdict[str, list[float]]):
+    """Figures by what was measured."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
+
+    def add(self, more: Mapping[str, Sequence[float]]) -> None:
+        """Add figures of another stack."""
+        for name, values in more.items():
+            self[name] += values
+
+
 class _Requests:
     """Requests of one kind, each with a text of its own so that none repeats another."""
 
@@ -92,16 +108,16 @@ def _cpu_s(process: Process, port: int, requests: Sequence[bytes], at_once: int 
     return (process.cpu_s() - before) / len(requests)
 
 
-def _in_turns(works: Mapping[str, Callable[[], float]], least: int, most: int) -> dict[str, list[float]]:
+def _in_turns(works: Mapping[str, Callable[[], float]], least: int, most: int | None = None) -> dict[str, list[float]]:
     """Measure in turns, `floor` and `ours` among the works, until the median of their ratio is steady."""
     found: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():
         work()
-    for turn in range(most):
+    for turn in range(most or least):
         # Each comes first in half of the turns.
         for name in list(works)[:: 1 if turn % 2 else -1]:
             found[name].append(works[name]())
-        if turn + 1 >= least:
+        if most is not None and turn + 1 >= least:
             ratios = [ours / floor for ours, floor in zip(found["ours"], found["floor"], strict=True)]
             low, middle, high = quantiles(ratios, n=4)
             if (high - low) / middle / len(ratios) ** 0.5 < STEADY:
@@ -131,46 +147,60 @@ def _cpu_result(name: str, found: Mapping[str, list[float]], target: float | Non
 
 
 def _bodies(quick: bool) -> Iterator[Result]:
-    calls = 32
     made = _Requests("chat", MODEL, stream=False)
-    with _stack(64) as stack, Server("relay", str(stack.engine.port)) as relay:
-        size = run_load(stack.engine.port, made.bare(1), 1)[0].bytes
-        name = f"CPU of a call, {TOKENS:,} tokens, {size / 1000:.0f} kB body"
-
-        def bare(at_once: int) -> float:
-            return _cpu_s(stack.bare, stack.bare.port, made.bare(calls), at_once)
-
-        def ours(at_once: int) -> float:
-            return _cpu_s(stack.ours, stack.ours.port, made(calls, stack.keys), at_once)
-
-        works = {
-            "floor": lambda: bare(1),
-            "relay": lambda: _cpu_s(relay, relay.port, made.bare(calls)),
-            "ours": lambda: ours(1),
-        }
-        found = _in_turns(works, *((7, 11) if quick else (15, 60)))
-        yield _cpu_result(f"{name}, one at a time", found, CALL_RATIO)
-        yield _cpu_result("CPU of a call, the same by a raw-socket relay", found, key="relay")
-        yield _litellm(stack, made, median(found["floor"]))
-        together = {"floor": lambda: bare(AT_ONCE), "ours": lambda: ours(AT_ONCE)}
-        found = _in_turns(together, *((7, 11) if quick else (15, 60)))
-        yield _cpu_result(f"{name}, {AT_ONCE} at once", found, CALL_RATIO)
-        floor_s, ours_s = list[float](), list[float]()
-        for _ in range(20 if quick else 60):
-            floor_s.append(run_load(stack.bare.port, made.bare(1), 1)[0].whole_s)
-            ours_s.append(run_load(stack.ours.port, made(1, stack.keys), 1)[0].whole_s)
-        yield _result(f"time of a call, {size / 1000:.0f} kB body, alone", median(ours_s), median(floor_s))
+    alone, many, time_s, litellm = _Found(), _Found(), _Found(), _Found()
+    size = 0
+    # How a process's memory came to lie shows in every call that it serves, so that several of each are measured; and
+    # what it served before shows in that, so that those of one call at a time serve nothing else.
+    for number in range(3 if quick else 7):
+        with _stack(64) as stack, Server("relay", str(stack.engine.port)) as relay:
+            alone.add(_in_turns(_body_works(stack, made, 1, relay), 4 if quick else 8))
+            time_s.add(_in_turns(_body_times(stack, made), 8 if quick else 16))
+            if not number:
+                size = run_load(stack.engine.port, made.bare(1), 1)[0].bytes
+                litellm.add({"ours": _litellm(stack, made), "floor": alone["floor"]})
+        with _stack(64) as stack:
+            many.add(_in_turns(_body_works(stack, made, AT_ONCE), 4 if quick else 8))
+    name = f"CPU of a call, {TOKENS:,} tokens, {size / 1000:.0f} kB body"
+    yield _cpu_result(f"{name}, one at a time", alone, CALL_RATIO)
+    yield _cpu_result(f"{name}, {AT_ONCE} at once", many, CALL_RATIO)
+    yield _cpu_result("CPU of a call, the same by a raw-socket relay, one at a time", alone, key="relay")
+    name = "CPU of a call, the same by LiteLLM's proxy, one at a time"
+    if litellm["ours"]:
+        yield _result(name, *(median(litellm[key]) for key in ("ours", "floor")))
+    else:
+        yield _unmeasured(name, "GRISTMILL_BENCH_LITELLM is not set")
+    yield _result(
+        f"time of a call, {size / 1000:.0f} kB body, alone", *(median(time_s[key]) for key in ("ours", "floor"))
+    )
 
 
-def _litellm(stack: _Stack, made: _Requests, floor_s: float) -> Result:
-    name = "CPU of a call, the same by LiteLLM's proxy"
+def _body_works(stack: _Stack, made: _Requests, at_once: int, relay: Server | None = None) -> _Works:
+    calls = 32
+    works: _Works = {
+        "floor": lambda: _cpu_s(stack.bare, stack.bare.port, made.bare(calls), at_once),
+        "ours": lambda: _cpu_s(stack.ours, stack.ours.port, made(calls, stack.keys), at_once),
+    }
+    if relay is not None:
+        works["relay"] = lambda: _cpu_s(relay, relay.port, made.bare(calls), at_once)
+    return works
+
+
+def _body_times(stack: _Stack, made: _Requests) -> _Works:
+    return {
+        "floor": lambda: run_load(stack.bare.port, made.bare(1), 1)[0].whole_s,
+        "ours": lambda: run_load(stack.ours.port, made(1, stack.keys), 1)[0].whole_s,
+    }
+
+
+def _litellm(stack: _Stack, made: _Requests) -> list[float]:
+    """Return the CPU of a call of LiteLLM's proxy, several times; none where there is no proxy."""
     python = os.environ.get("GRISTMILL_BENCH_LITELLM")
     if not python:
-        return _unmeasured(name, "GRISTMILL_BENCH_LITELLM is not set")
+        return []
     with LiteLLM(python, stack.engine.url, MODEL, stack.folder) as proxy:
         run_load(proxy.port, made.bare(2, proxy.key), 1)
-        found = [_cpu_s(proxy, proxy.port, made.bare(4, proxy.key)) for _ in range(3)]
-    return _result(name, median(found), floor_s)
+        return [_cpu_s(proxy, proxy.port, made.bare(4, proxy.key)) for _ in range(3)]
 
 
 # ---- chunks ----------------------------------------------------------------------------------------------------------
