@@ -28,6 +28,7 @@ def stories() -> Iterator[Story]:
     yield from _twins()
     yield from _order()
     yield _deep_role()
+    yield from _captured()
 
 
 def _f(call_id: str, given: str = "{}", name: str = "f") -> Json:
@@ -364,4 +365,35 @@ def _deep_role() -> Story:
         [call("c1", said("one"))],
         {"messages": [{"role": role, "content": "one"}]},
         refuses("output_malformed", "string", where="$.messages[0].role"),
+    )
+
+
+def _captured() -> Iterator[Story]:
+    asked = user("mend it")
+    tool: Json = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    served: Json = {"role": "assistant", "content": "\n\n", "tool_calls": [tool]}
+    echoed: Json = {"role": "assistant", "content": None, "tool_calls": [tool]}
+    told: Json = {"role": "tool", "tool_call_id": "t1", "content": "ok"}
+    again: Json = {"messages": [asked, echoed, told]}
+    yield Story(
+        "blank_text_keeps_the_parent",
+        """A template leaves two line ends between a thought and a tool call, the engine serves them as text, and the
+        harness does not send them back. The requests after it once continued nothing, so that the reply that was thrown
+        away could not be told from one that nobody asked again for.""",
+        [
+            call("c1", served, request={"messages": [asked]}),
+            call("x2", said("not this"), request=again),
+            call("c2", said("done"), request=again, same_prompt_as="x2"),
+        ],
+        {"messages": [asked, served, told, said("done")]},
+        selects("c1", "c2", why={"c1": "content", "c2": "content", "x2": "retry_superseded"}, rows=[["c1"], ["c2"]]),
+    )
+    nines = "9" * 6000
+    yield Story(
+        "exponent_of_six_thousand_digits",
+        """Arguments hold a number whose exponent has thousands of digits, and the harness writes it down shifted by one.
+        Reckoning with it once cost the square of its length; the two are the same value.""",
+        [call("c1", function_call("t1", "f", f'{{"a":1e{nines}}}'))],
+        output(function_call("t1", "f", f'{{"a":10e{nines[:-1]}8}}')),
+        selects("c1", why={"c1": "content"}),
     )
