@@ -168,8 +168,8 @@ def _bodies(quick: bool) -> Iterator[Result]:
     name = f"CPU of a call, {TOKENS:,} tokens, {size / 1000:.0f} kB body"
     yield _cpu_result(f"{name}, one at a time", alone, CALL_RATIO)
     yield _cpu_result(f"{name}, {AT_ONCE} at once", many)
-    yield _cpu_result("CPU of a call, the same by a raw-socket relay, one at a time", alone, key="relay")
-    name = "CPU of a call, the same by LiteLLM's proxy, one at a time"
+    yield _cpu_result("CPU of a call, the same by a raw-socket relay", alone, key="relay")
+    name = "CPU of a call, the same by LiteLLM's proxy"
     if litellm["ours"]:
         yield _result(name, *(median(litellm[key]) for key in ("ours", "floor")))
     else:
@@ -220,7 +220,8 @@ def _chunks(quick: bool) -> Iterator[Result]:
                 "floor": lambda made=made: _cpu_s(stack.bare, stack.bare.port, made.bare(calls), calls),
                 "ours": lambda made=made: _cpu_s(stack.ours, stack.ours.port, made(calls, stack.keys), calls),
             }
-            found = _in_turns(works, *((7, 11 if first else 7) if quick else (15, 60 if first else 20)))
+            least, most = (7, 9) if first else (4, 4)
+            found = _in_turns(works, least, most) if quick else _in_turns(works, 15, 60 if first else 20)
             pairs = zip(found["ours"], found["floor"], strict=True)
             added_s = median((ours - floor) / TOKENS for ours, floor in pairs)
             floor_s = median(found["floor"]) / TOKENS
