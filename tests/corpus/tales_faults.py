@@ -391,7 +391,7 @@ def _captured() -> Iterator[Story]:
     nines = "9" * 6000
     yield Story(
         "exponent_of_six_thousand_digits",
-        """Arguments hold a number whose exponent has thousands of digits, and the harness writes it down shifted by one.
+        """Arguments hold a number whose exponent has thousands of digits, and the harness writes it shifted by one.
         Reckoning with it once cost the square of its length; the two are the same value.""",
         [call("c1", function_call("t1", "f", f'{{"a":1e{nines}}}'))],
         output(function_call("t1", "f", f'{{"a":10e{nines[:-1]}8}}')),
