@@ -84,6 +84,22 @@ def test_a_failed_commit_does_not_split_an_attempt(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_finished_attempt_leaves_memory(tmp_path: Path) -> None:
+    # Every rollout of a run would stay in memory, tokens and all, until the gateway has none left.
+    async def main() -> None:
+        async with engine_of({"content": "hi"}).serve() as url, gateway(tmp_path, url) as running:
+            rollout = await running.begin()
+            attempts = running.gateway.attempts
+            await rollout.ask(Dialect.CHAT, "one")
+            await rollout.settled(1)
+            assert attempts.touched_at(rollout.key) is not None
+            await attempts.close(rollout.key, drain_s=1.0)
+            attempts.forget(rollout.key)
+            assert attempts.touched_at(rollout.key) is None
+
+    run(main())
+
+
 def test_closing_waits_for_calls_from_before_a_failed_commit(tmp_path: Path) -> None:
     # `finish` would return while a call is still running, and its outcome come too late to count.
     async def main() -> None:

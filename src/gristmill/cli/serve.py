@@ -174,6 +174,16 @@ def read_overrides(texts: tuple[str, ...]) -> dict[str, Any]:
     return overrides
 
 
+def _allow_many_connections() -> None:
+    """Raise the number of open files to what the system allows: a call in flight takes two, and 1,024 is usual."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        # Where the system allows no more after all, the usual number stays.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
+
+
 @click.command("serve")
 @takes_settings()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, when it listens.")
@@ -200,6 +210,7 @@ async def _serve(config: GatewayConfig, *, as_json: bool) -> int:
     from gristmill.service.server import Service
 
     signalled = asyncio.Event()
+    _allow_many_connections()
     service = Service(config)
     received: list[int] = []
 

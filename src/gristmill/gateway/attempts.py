@@ -219,12 +219,15 @@ class LiveAttempts:
                 del self._live[key]
 
     def forget(self, key: AttemptKey) -> None:
-        """Drop what is in memory of an attempt: it is frozen, or memory may be ahead of the ledger."""
+        """Drop what is in memory of an attempt: it has finished, or memory may be ahead of the ledger.
+
+        One that was closed is dropped, too: from now on the ledger refuses its calls.
+        """
         live = self._live.get(key)
         if live is None:
             return
         live.stale = True
-        if not _used(live):
+        if not (live.users or live.in_flight):
             del self._live[key]
 
     def in_flight(self, key: AttemptKey) -> int:

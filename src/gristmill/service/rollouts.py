@@ -174,6 +174,7 @@ class Rollouts:
                     raise
             else:
                 await self.gateway.ledger_call(self.ledger.finish, key, result)
+            self.gateway.attempts.forget(key)
             outcome = await self.gateway.ledger_call(outcome_of, self.ledger, key, asked.policy)
         return Finished(aborted, outcome)
 
