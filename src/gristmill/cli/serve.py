@@ -6,6 +6,7 @@ up, measuring, epoch, version, models, max_model_len, token_ids, token_ids_strea
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -179,7 +180,7 @@ def _allow_many_connections() -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):
         # Where the system allows no more after all, the usual number stays.
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
 
