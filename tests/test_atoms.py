@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.atoms import EMPTY, argument_atom, environment_atoms, read_item, strip_transport
+from gristmill.atoms import EMPTY, environment_atoms, read_item, strip_transport
 from gristmill.canonical import MAX_ITEM_CHARS, JsonNumber, RepeatedKeys, loads
 from gristmill.errors import Code, SelectionError
 from gristmill.records import Atom
+from gristmill.tool_calls import argument_atom
 from tests.strategies.json_values import any_json
 
 Json = dict[str, Any]

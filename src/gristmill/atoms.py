@@ -15,35 +15,17 @@ from typing import Final, cast
 
 import msgspec
 
-from gristmill.canonical import (
-    MAX_ITEM_CHARS,
-    JsonValue,
-    RepeatedKeys,
-    canonical_text,
-    canonical_text_of_json,
-    json_kind,
-)
+from gristmill.canonical import MAX_ITEM_CHARS, JsonValue, canonical_text
 from gristmill.errors import Code, SelectionError
+from gristmill.item_fields import item_id_of, list_of, malformed, object_of, text_of, unsupported, word_of
 from gristmill.records import Atom
+from gristmill.tool_calls import chat_tool_call, exact_atom, function_atom, tool_name
 
-__all__ = ["EMPTY", "Item", "argument_atom", "environment_atoms", "read_item", "strip_transport"]
+__all__ = ["EMPTY", "Item", "environment_atoms", "read_item", "strip_transport"]
 
 EMPTY: Final = Atom("empty")
 _EMPTY_ATOMS: Final = (EMPTY,)
-_NO_ARGUMENTS: Final = "{}"
 
-_SERVER_EXECUTED: Final = frozenset(
-    {
-        "web_search_call",
-        "file_search_call",
-        "code_interpreter_call",
-        "image_generation_call",
-        "mcp_call",
-        "mcp_list_tools",
-        "mcp_approval_request",
-        "tool_search_call",
-    }
-)
 _CONTEXT_MARKERS: Final = frozenset(
     {"compaction", "compaction_summary", "compaction_trigger", "context_compaction", "context_management"}
 )
@@ -116,90 +98,29 @@ def read_item(value: JsonValue, where: str = "$") -> Item:
         SelectionError: `output_malformed`, `item_type_unsupported`, `item_too_deep`, `item_too_large`.
     """
     plain = value.__class__
-    item: dict[str, JsonValue] = value if plain is dict else _object(value, where)
+    item: dict[str, JsonValue] = value if plain is dict else object_of(value, where)
     kind = item.get("type")
     if kind is None or kind == "message":
         role = item.get("role")
         if role == "assistant":
             return _assistant_message(item, where)
         if not isinstance(role, str):
-            raise _malformed(where + ".role", "a string", role)
+            raise malformed(where + ".role", "a string", role)
         if role in _ENVIRONMENT_ROLES:
-            return Item(False, (), _item_id(item, where), "message", _is_tool_result(item, role))
-        raise _unsupported(item, f"message of role {role!r}", where)
+            return Item(False, (), item_id_of(item, where), "message", _is_tool_result(item, role))
+        raise unsupported(item, f"message of role {role!r}", where)
     if not isinstance(kind, str):
-        raise _malformed(where + ".type", "a string", kind)
+        raise malformed(where + ".type", "a string", kind)
     reader = _AUTHORED_TYPES.get(kind)
     if reader is not None:
         return reader(item, where)
     if kind.endswith("_output"):
         if kind == "function_call_output" and item.get("id") is None:
             return _FUNCTION_RESULT
-        return Item(False, (), _item_id(item, where), kind, True)
+        return Item(False, (), item_id_of(item, where), kind, True)
     if kind in _CONTEXT_MARKERS:
-        return Item(False, (), _item_id(item, where), kind)
-    raise _unsupported(item, f"item type {kind!r}", where)
-
-
-def _object(value: JsonValue, where: str) -> dict[str, JsonValue]:
-    if isinstance(value, RepeatedKeys):
-        raise SelectionError(
-            Code.OUTPUT_MALFORMED, "expected an object whose keys are unique, got a repeated key", where=where
-        )
-    if isinstance(value, Mapping):
-        return dict(cast(Mapping[str, JsonValue], value))
-    raise _malformed(where, "an object", value)
-
-
-def _malformed(where: str, expected: str, got: object) -> SelectionError:
-    return SelectionError(Code.OUTPUT_MALFORMED, f"expected {expected}, got {json_kind(got)}", where=where)
-
-
-def _unsupported(value: Mapping[str, JsonValue], what: str, where: str) -> SelectionError:
-    item_id = _word(value.get("id"))
-    named = f" (id {item_id})" if item_id else ""
-    reason = "it is executed by a server" if _word(value.get("type")) in _SERVER_EXECUTED else "it is on no list"
-    return SelectionError(
-        Code.ITEM_TYPE_UNSUPPORTED,
-        f"{what}{named} can neither be matched nor passed over: {reason}",
-        where=where,
-        evidence={key: word for key in ("type", "id", "role") if (word := _word(value.get(key)))},
-    )
-
-
-def _item_id(value: Mapping[str, JsonValue], where: str) -> str | None:
-    item_id = value.get("id")
-    if item_id is None or isinstance(item_id, str):
-        return item_id or None
-    raise _malformed(where + ".id", "a string or null", item_id)
-
-
-def _word(value: JsonValue) -> str:
-    """Return a string as it is and anything else as the empty string, to look it up in a set of names."""
-    return value if type(value) is str else ""
-
-
-def _text(value: JsonValue, where: str) -> str:
-    """Read a string that may be null or absent."""
-    if value is None:
-        return ""
-    if type(value) is not str:
-        raise _malformed(where, "a string or null", value)
-    if len(value) > MAX_ITEM_CHARS:
-        raise SelectionError(
-            Code.ITEM_TOO_LARGE,
-            f"expected at most {MAX_ITEM_CHARS} characters, got {len(value)}",
-            where=where,
-        )
-    return value
-
-
-def _list(value: JsonValue, where: str) -> Sequence[JsonValue]:
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple):
-        raise _malformed(where, "an array or null", value)
-    return cast(Sequence[JsonValue], value)
+        return Item(False, (), item_id_of(item, where), kind)
+    raise unsupported(item, f"item type {kind!r}", where)
 
 
 # Assistant messages
@@ -208,7 +129,7 @@ def _list(value: JsonValue, where: str) -> Sequence[JsonValue]:
 def _assistant_message(value: dict[str, JsonValue], where: str) -> Item:
     item_id = value.get("id")
     if item_id is not None and type(item_id) is not str:
-        raise _malformed(where + ".id", "a string or null", item_id)
+        raise malformed(where + ".id", "a string or null", item_id)
     content = value.get("content")
     # A text and nothing else that the model can see is by far the most frequent message.
     if value.keys() <= _PLAIN_MESSAGE_KEYS:
@@ -218,15 +139,15 @@ def _assistant_message(value: dict[str, JsonValue], where: str) -> Item:
     parts = _MessageParts()
     parts.read_reasoning_fields(value, where)
     parts.read_content(content, where + ".content")
-    parts.read_refusal(_text(value.get("refusal"), where + ".refusal"))
+    parts.read_refusal(text_of(value.get("refusal"), where + ".refusal"))
     audio = value.get("audio")
     if audio is not None:
         parts.visible.append(_other({"type": "audio", "audio": audio}, where + ".audio"))
-    for index, call in enumerate(_list(value.get("tool_calls"), where + ".tool_calls")):
-        parts.calls.append(_chat_tool_call(call, f"{where}.tool_calls[{index}]"))
+    for index, call in enumerate(list_of(value.get("tool_calls"), where + ".tool_calls")):
+        parts.calls.append(chat_tool_call(call, f"{where}.tool_calls[{index}]"))
     if value.get("function_call") is not None:
-        legacy = _object(value["function_call"], where + ".function_call")
-        parts.calls.append(_function_atom(legacy, "", where + ".function_call", legacy.get("arguments")))
+        legacy = object_of(value["function_call"], where + ".function_call")
+        parts.calls.append(function_atom(legacy, "", where + ".function_call", legacy.get("arguments")))
     atoms = parts.atoms()
     only_call = atoms[0].call_id if len(atoms) == 1 and atoms[0].kind == "tool_call" else None
     return Item(True, atoms, item_id or None, "message", tool_call_id=only_call)
@@ -236,12 +157,12 @@ def _only_text(content: JsonValue, where: str) -> str | None:
     """Return the text of content that is a string or one text part, None for any other."""
     kind = content.__class__
     if kind is str:
-        return content if len(content) <= MAX_ITEM_CHARS else _text(content, where + ".content")
+        return content if len(content) <= MAX_ITEM_CHARS else text_of(content, where + ".content")
     if kind is list and len(content) == 1:
         part = content[0]
         kind = part.__class__
-        if kind is dict and _word(part.get("type")) in _TEXT_PARTS:
-            return _text(part.get("text"), where + ".content[0].text")
+        if kind is dict and word_of(part.get("type")) in _TEXT_PARTS:
+            return text_of(part.get("text"), where + ".content[0].text")
     return None
 
 
@@ -277,8 +198,8 @@ class _MessageParts:
         self.calls: list[Atom] = []
 
     def read_reasoning_fields(self, value: dict[str, JsonValue], where: str) -> None:
-        first = _text(value.get("reasoning_content"), where + ".reasoning_content")
-        second = _text(value.get("reasoning"), where + ".reasoning")
+        first = text_of(value.get("reasoning_content"), where + ".reasoning_content")
+        second = text_of(value.get("reasoning"), where + ".reasoning")
         if first and second and first != second:
             raise SelectionError(
                 Code.OUTPUT_MALFORMED,
@@ -292,13 +213,13 @@ class _MessageParts:
         if content is None:
             return
         if isinstance(content, str):
-            self.read_text(_text(content, where))
+            self.read_text(text_of(content, where))
             return
         if not isinstance(content, list | tuple):
-            raise _malformed(where, "a string, an array of parts or null", content)
+            raise malformed(where, "a string, an array of parts or null", content)
         for index, raw in enumerate(cast(Sequence[JsonValue], content)):
             place = f"{where}[{index}]"
-            self.read_part(_object(raw, place), place)
+            self.read_part(object_of(raw, place), place)
 
     def read_text(self, text: str) -> None:
         if text:
@@ -309,25 +230,25 @@ class _MessageParts:
             self.visible.append(Atom("refusal", text))
 
     def read_part(self, part: dict[str, JsonValue], where: str) -> None:
-        kind = _word(part.get("type"))
+        kind = word_of(part.get("type"))
         if kind in _TEXT_PARTS:
-            self.read_text(_text(part.get("text"), where + ".text"))
+            self.read_text(text_of(part.get("text"), where + ".text"))
         elif kind == "refusal":
-            self.read_refusal(_text(part.get("refusal"), where + ".refusal"))
+            self.read_refusal(text_of(part.get("refusal"), where + ".refusal"))
         elif kind == "thinking":
-            self.reasoning.append(_text(part.get("thinking"), where + ".thinking"))
+            self.reasoning.append(text_of(part.get("thinking"), where + ".thinking"))
         elif kind == "redacted_thinking":
-            data = _text(part.get("data"), where + ".data")
+            data = text_of(part.get("data"), where + ".data")
             if data:
                 self.payloads.append(Atom("reasoning_payload", data))
         elif kind == "tool_use":
-            self.calls.append(_function_atom(part, part.get("id"), where, part.get("input")))
+            self.calls.append(function_atom(part, part.get("id"), where, part.get("input")))
         elif kind in _MEDIA_PARTS:
             self.visible.append(_other(part, where))
         elif kind:
-            raise _unsupported(part, f"content part {kind!r} of an assistant message", where)
+            raise unsupported(part, f"content part {kind!r} of an assistant message", where)
         else:
-            raise _malformed(where + ".type", "a string", part.get("type"))
+            raise malformed(where + ".type", "a string", part.get("type"))
 
     def atoms(self) -> tuple[Atom, ...]:
         text = "".join(self.reasoning)
@@ -344,70 +265,15 @@ def _other(part: Mapping[str, JsonValue], where: str) -> Atom:
     return Atom("other", canonical_text(strip_transport(part), where))
 
 
-# Tool calls
-
-
-def argument_atom(arguments: JsonValue, *, name: str, call_id: str, where: str = "$") -> Atom:
-    """Make the atom of a function call: its arguments are a JSON value if they are JSON, else exact text."""
-    # Of what Python calls false, JSON's 0, false and [] are arguments.
-    if not arguments and (arguments is None or arguments == "" or isinstance(arguments, dict)):
-        return Atom("tool_call", _NO_ARGUMENTS, "json", "function", name, call_id)
-    if type(arguments) is str:
-        text = canonical_text_of_json(arguments, where)
-        if text is None:
-            return Atom("tool_call", arguments, "text", "function", name, call_id)
-    else:
-        text = canonical_text(arguments, where)
-    return Atom("tool_call", _NO_ARGUMENTS if text == "null" else text, "json", "function", name, call_id)
-
-
-def _tool_name(value: Mapping[str, JsonValue], where: str) -> str:
-    name = value.get("name")
-    if type(name) is not str:
-        raise _malformed(where + ".name", "a string", name)
-    namespace = value.get("namespace")
-    if namespace:
-        return f"{_text(namespace, where + '.namespace')}__{name}"
-    return name
-
-
-def _function_atom(value: Mapping[str, JsonValue], call_id: JsonValue, where: str, arguments: JsonValue) -> Atom:
-    return argument_atom(
-        arguments, name=_tool_name(value, where), call_id=_text(call_id, where + ".call_id"), where=where
-    )
-
-
-def _chat_tool_call(raw: JsonValue, where: str) -> Atom:
-    call = _object(raw, where)
-    kind = call.get("type")
-    if kind is None or kind == "function":
-        function = _object(call.get("function"), where + ".function")
-        return _function_atom(function, call.get("id"), where + ".function", function.get("arguments"))
-    if kind == "custom":
-        custom = _object(call.get("custom"), where + ".custom")
-        return _exact_atom("custom", _tool_name(custom, where), call.get("id"), custom.get("input"), where)
-    if not isinstance(kind, str):
-        raise _malformed(where + ".type", "a string", kind)
-    raise _unsupported(call, f"tool call of type {kind!r}", where)
-
-
-def _exact_atom(tool: str, name: str, call_id: JsonValue, given: JsonValue, where: str) -> Atom:
-    """Make the atom of a call whose input is free-form: exact text, or the exact JSON object it was given as."""
-    identity = _text(call_id, where + ".call_id")
-    if given is None or type(given) is str:
-        return Atom("tool_call", _text(given, where), "text", tool, name, identity)
-    return Atom("tool_call", canonical_text(given, where), "json", tool, name, identity)
-
-
 def _function_call(value: dict[str, JsonValue], where: str) -> Item:
     call_id = value.get("call_id")
-    atom = _function_atom(value, call_id, where, value.get("arguments"))
-    return Item(True, (atom,), _item_id(value, where), "function_call", tool_call_id=atom.call_id)
+    atom = function_atom(value, call_id, where, value.get("arguments"))
+    return Item(True, (atom,), item_id_of(value, where), "function_call", tool_call_id=atom.call_id)
 
 
 def _custom_tool_call(value: dict[str, JsonValue], where: str) -> Item:
-    atom = _exact_atom("custom", _tool_name(value, where), value.get("call_id"), value.get("input"), where)
-    return Item(True, (atom,), _item_id(value, where), "custom_tool_call", tool_call_id=atom.call_id)
+    atom = exact_atom("custom", tool_name(value, where), value.get("call_id"), value.get("input"), where)
+    return Item(True, (atom,), item_id_of(value, where), "custom_tool_call", tool_call_id=atom.call_id)
 
 
 def _action_call(kind: str, tool: str, *fields: str) -> Callable[[dict[str, JsonValue], str], Item]:
@@ -415,8 +281,8 @@ def _action_call(kind: str, tool: str, *fields: str) -> Callable[[dict[str, Json
 
     def read(value: dict[str, JsonValue], where: str) -> Item:
         given = next((value[name] for name in fields if value.get(name) is not None), None)
-        atom = _exact_atom(tool, tool, value.get("call_id"), given, where)
-        return Item(True, (atom,), _item_id(value, where), kind, tool_call_id=atom.call_id)
+        atom = exact_atom(tool, tool, value.get("call_id"), given, where)
+        return Item(True, (atom,), item_id_of(value, where), kind, tool_call_id=atom.call_id)
 
     return read
 
@@ -424,24 +290,24 @@ def _action_call(kind: str, tool: str, *fields: str) -> Callable[[dict[str, Json
 def _reasoning(value: dict[str, JsonValue], where: str) -> Item:
     text = "".join(
         _reasoning_text(part, f"{where}.content[{index}]")
-        for index, part in enumerate(_list(value.get("content"), where + ".content"))
+        for index, part in enumerate(list_of(value.get("content"), where + ".content"))
     )
     if not text:
         text = "".join(
             _reasoning_text(part, f"{where}.summary[{index}]")
-            for index, part in enumerate(_list(value.get("summary"), where + ".summary"))
+            for index, part in enumerate(list_of(value.get("summary"), where + ".summary"))
         )
-    payload = _text(value.get("encrypted_content"), where + ".encrypted_content")
+    payload = text_of(value.get("encrypted_content"), where + ".encrypted_content")
     atoms = _EMPTY_ATOMS
     if text:
         atoms = (Atom("reasoning", text),)
     elif payload:
         atoms = (Atom("reasoning_payload", payload),)
-    return Item(True, atoms, _item_id(value, where), "reasoning")
+    return Item(True, atoms, item_id_of(value, where), "reasoning")
 
 
 def _reasoning_text(raw: JsonValue, where: str) -> str:
-    return _text(_object(raw, where).get("text"), where + ".text")
+    return text_of(object_of(raw, where).get("text"), where + ".text")
 
 
 _AUTHORED_TYPES: Final[Mapping[str, Callable[[dict[str, JsonValue], str], Item]]] = {
@@ -479,11 +345,11 @@ def environment_atoms(value: JsonValue, where: str = "$") -> tuple[Atom, ...]:
     Raises:
         SelectionError: `output_malformed`, `item_too_deep`, `item_too_large`.
     """
-    item = _object(value, where)
+    item = object_of(value, where)
     kind = item.get("type")
     if isinstance(kind, str) and kind.endswith("_output"):
         return (_result_atom(item.get("call_id"), item.get("output"), where),)
-    if _word(item.get("role")) in {"tool", "function"}:
+    if word_of(item.get("role")) in {"tool", "function"}:
         return (_result_atom(item.get("tool_call_id"), item.get("content"), where),)
     if kind is not None and kind != "message":
         return (_other(item, where),)
@@ -494,9 +360,9 @@ def _result_atom(call_id: JsonValue, content: JsonValue, where: str) -> Atom:
     atoms = _content_atoms(content, where)
     if not atoms or (len(atoms) == 1 and atoms[0].kind == "text"):
         text = atoms[0].text if atoms else ""
-        return Atom("tool_result", text, "text", call_id=_text(call_id, where))
+        return Atom("tool_result", text, "text", call_id=text_of(call_id, where))
     pieces = [[atom.kind, atom.text] for atom in atoms]
-    return Atom("tool_result", canonical_text(pieces, where), "json", call_id=_text(call_id, where))
+    return Atom("tool_result", canonical_text(pieces, where), "json", call_id=text_of(call_id, where))
 
 
 def _content_atoms(content: JsonValue, where: str) -> tuple[Atom, ...]:
@@ -507,10 +373,10 @@ def _content_atoms(content: JsonValue, where: str) -> tuple[Atom, ...]:
     atoms: list[Atom] = []
     for index, raw in enumerate(cast(Sequence[JsonValue], content)):
         place = f"{where}[{index}]"
-        part = {"type": "text", "text": raw} if isinstance(raw, str) else _object(raw, place)
-        kind = _word(part.get("type"))
+        part = {"type": "text", "text": raw} if isinstance(raw, str) else object_of(raw, place)
+        kind = word_of(part.get("type"))
         if kind in _TEXT_PARTS:
-            text = _text(part.get("text"), place + ".text")
+            text = text_of(part.get("text"), place + ".text")
             if text:
                 atoms.append(Atom("text", text))
         elif kind == "tool_result":
