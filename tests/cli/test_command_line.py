@@ -205,7 +205,7 @@ def test_signs_of_an_ascii_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     stream = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     assert main(["select", str(good_story(tmp_path))]) == 0
-    written = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    written = stream.buffer.getvalue().decode()
     assert "\n*  c2" in written
     assert "tokens -> usable" in written
 

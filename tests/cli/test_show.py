@@ -54,7 +54,7 @@ def test_a_conversation_goes_straight_down(wide: Path, capsys: pytest.CaptureFix
     assert ran.code == 0
     lines = ran.out.splitlines()
     assert lines[0] == "r  frozen, reward 1, group g  returned_history  3 of 12 calls"
-    assert [re.match(r" *\S (\S+)", line)[1] for line in lines[1:12]] == [  # type: ignore[index]
+    assert [re.match(r" *\S (\S+)", line)[1] for line in lines[1:12]] == [
         *("c1", "b1", "b2", "a1", "c2", "c3", "x1", "s1", "k1", "o1", "u1"),
     ]
     assert lines[1] == ("  ● c1  content  start, 3+2 tokens, completed (stop), served text, delivered")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gristmill.demo import recordings
 from gristmill.errors import Code
 from gristmill.export import Manifest, read_manifest
 from tests.cli.stories import TWO_TURNS, Json, good_story, refused_story, returned, run, story, write_story
@@ -336,3 +338,20 @@ def test_an_input_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixtur
         ran = run(capsys, *words, capture, "--result", story / "result.json", "--out", tmp_path, "--overwrite")
         assert ran.code == 3
     assert capture.read_bytes() == before
+
+
+def test_an_attempt_that_cannot_be_read_takes_no_other_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One damaged rollout of a thousand must not keep the others from being proved."""
+    ledger = tmp_path / "run.gristmill"
+    captures = Path(str(recordings()))
+    assert run(capsys, "import", captures, "--into", ledger).code == 0
+    with contextlib.closing(sqlite3.connect(ledger)) as database:
+        (number,) = database.execute("SELECT attempt_no FROM attempts WHERE rollout_id = 'two-tries'").fetchone()
+        database.execute("UPDATE results SET value = ? WHERE attempt_no = ?", (b'{"messages": []}', number))
+        database.commit()
+    ran = run(capsys, "verify", ledger, "--json")
+    assert ran.code == 1
+    assert [(one["code"], one["where"]) for one in ran.json["findings"]] == [("ledger_damaged", "rollout=two-tries")]
+    assert ran.json["checked"]["rollouts"] == 3

@@ -477,7 +477,7 @@ DONE = [{"type": "message", "role": "assistant", "content": [{"type": "output_te
     [
         (chat("c1", [{"role": "user", "content": [IMAGE]}], said("x")), Code.ITEM_TYPE_UNSUPPORTED, "[0].content[0]"),
         (chat("c1", [{"role": "critic", "content": "x"}], said("x")), Code.ITEM_TYPE_UNSUPPORTED, "[0].role"),
-        (chat("c1", [7], said("x")), Code.OUTPUT_MALFORMED, "$.messages[0]"),  # type: ignore[list-item]
+        (chat("c1", [7], said("x")), Code.OUTPUT_MALFORMED, "$.messages[0]"),
         (chat("c1", [{"role": "user", "content": 7}], said("x")), Code.OUTPUT_MALFORMED, "[0].content"),
         (chat("c1", [{"role": "tool", "tool_call_id": 7}], said("x")), Code.OUTPUT_MALFORMED, "tool_call_id"),
         (chat("c1", [said("x", function_call={"name": "f"})], said("x")), Code.ITEM_TYPE_UNSUPPORTED, "function_call"),

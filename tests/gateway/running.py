@@ -519,7 +519,7 @@ class Disk:
 
     def release(self, error: LedgerError | None = None) -> None:
         """Make the held writes, or let them fail, and stand no longer between."""
-        setattr(self._ledger, "submit", self._submit)  # noqa: B010
+        setattr(self._ledger, "submit", self._submit)  # noqa: B010  the attribute of an instance is another's method
         held, self.held = self.held, []
         for write, waits in held:
             if error is not None:

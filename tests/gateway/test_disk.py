@@ -205,7 +205,7 @@ def test_a_disk_that_runs_low(tmp_path: Path, dialect: Dialect) -> None:
             assert running.metric("ledger_free_bytes") == 8
             go.set()
             assert saw_finish(dialect, await stream.whole())
-            setattr(running.ledger, "free_bytes", free)  # noqa: B010
+            setattr(running.ledger, "free_bytes", free)  # noqa: B010  a disk that fills in between
             while (answer := await rollout.ask(dialect, stream=True)).status == 503:
                 await asyncio.sleep(0.05)
             assert saw_finish(dialect, answer)

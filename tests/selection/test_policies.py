@@ -354,7 +354,7 @@ untold = Untold()
 def test_options_of_a_policy_that_takes_any() -> None:
     """A policy that takes keyword arguments decides itself which it knows; what it refuses is a refused option."""
     policy = resolve_selection_policy(f"{__name__}:TakesAnything", {"tone": "dry"})
-    assert policy.options == {"tone": "dry"}  # type: ignore[attr-defined]
+    assert policy.options == {"tone": "dry"}
     with pytest.raises(ConfigError) as caught:
         resolve_selection_policy(f"{__name__}:TakesAnything", {"mood": "good"})
     assert caught.value.code is Code.POLICY_OPTION_INVALID

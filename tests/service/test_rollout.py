@@ -153,7 +153,7 @@ def test_a_client_of_openais(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) 
     """The usual client with the rollout's key and address, and nothing to copy."""
     made: list[dict[str, Any]] = []
     module = ModuleType("openai")
-    module.OpenAI = lambda **options: made.append(options)  # type: ignore[attr-defined]
+    module.OpenAI = lambda **options: made.append(options)
     with gristmill.rollout(gateway=gateway.url, ledger=gateway.ledger) as rollout:
         monkeypatch.setitem(sys.modules, "openai", None)
         with pytest.raises(ConfigError) as caught:

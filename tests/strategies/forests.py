@@ -108,7 +108,7 @@ class _Grower:
         if pieces is None:
             habits = self.forest.habits
             pieces = (Piece("text", self.draws.pick("ab")),) if habits.terse else reply(self.draws, habits.dialect)
-        call = Call(f"c{number}", self._named(pieces, number), parent, f"r{number}", **fields)  # type: ignore[arg-type]
+        call = Call(f"c{number}", self._named(pieces, number), parent, f"r{number}", **fields)
         self.forest.calls.append(call)
         return call
 

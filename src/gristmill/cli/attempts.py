@@ -20,7 +20,7 @@ import msgspec
 
 from gristmill.cli.nearest import did_you_mean
 from gristmill.cli.sources import Kind, Source, size_bytes, sources
-from gristmill.errors import Code, ConfigError, DecodeError
+from gristmill.errors import Code, ConfigError, DecodeError, LedgerError
 
 if TYPE_CHECKING:
     from gristmill.captures import CaptureFile
@@ -63,6 +63,10 @@ class _Unknown(msgspec.Struct):
     lines: int = 1
 
 
+DAMAGED: Final = frozenset({Code.LEDGER_DAMAGED, Code.FILE_MALFORMED})
+"""Codes of an attempt that a ledger holds and that cannot be read back."""
+
+
 class Captures(msgspec.Struct):
     """The captures that the command line names, and what reading them said.
 
@@ -75,6 +79,7 @@ class Captures(msgspec.Struct):
         summaries_only: of ledgers nothing else is read.
         bad_word: what is said of a line that was passed over.
         bad_lines: those that were passed over, as `{where, message}`.
+        damaged: takes attempts of a ledger that cannot be read, with the reason; None: the first one ends the reading.
     """
 
     paths: tuple[Path, ...]
@@ -90,6 +95,7 @@ class Captures(msgspec.Struct):
     summaries_only: bool = False
     bad_word: str = "skipped"
     bad_lines: list[dict[str, str]] = []
+    damaged: list[tuple[str, str]] | None = None
     remarks: int = 0
     unknown: dict[tuple[str, str], _Unknown] = {}
 
@@ -211,7 +217,15 @@ class Captures(msgspec.Struct):
             found = False
             for key, summary in self.stored_keys(ledger):
                 found = True
-                yield self.stored_attempt(ledger, source.path, key, summary)
+                try:
+                    attempt = self.stored_attempt(ledger, source.path, key, summary)
+                except (LedgerError, DecodeError) as error:
+                    if self.damaged is None or error.code not in DAMAGED:
+                        raise
+                    known.setdefault(key.rollout_id, set()).add(key.attempt)
+                    self.damaged.append((key.rollout_id, error.message))
+                    continue
+                yield attempt
             if not found:
                 for key in ledger.attempts():
                     known.setdefault(key.rollout_id, set()).add(key.attempt)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from gristmill.cli.attempts import Attempt, Captures, takes_captures
+from gristmill.cli.attempts import DAMAGED, Attempt, Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
 from gristmill.cli.failure import DATA_FAILED
 from gristmill.cli.plural import counted
-from gristmill.errors import Code, ConfigError
+from gristmill.errors import Code, ConfigError, DecodeError, LedgerError
 
 if TYPE_CHECKING:
     from gristmill.cli.funnel import Tally
@@ -124,25 +124,36 @@ def findings(
     """Check attempt by attempt, then the folder as a whole; `tally` and `checked` count along."""
     from gristmill.cli.export import decide
     from gristmill.export import check_capture
-    from gristmill.reconstruction import RowMode
+    from gristmill.reconstruction import Finding, RowMode
 
     mode = RowMode.MERGED if folder is None else folder.manifest.mode
     needs = "rows" if folder is None else folder.needs
-    captures.exchanges = True
+    captures.exchanges, captures.damaged = True, []
     with contextlib.ExitStack() as stack:
         ledgers = _Ledgers(stack)
         for attempt in captures:
-            outcome = decide(attempt, choice, needs, mode)
+            named = f"rollout={attempt.capture.rollout_id}"
+            try:
+                outcome = decide(attempt, choice, needs, mode)
+                found = [*ledgers.check(attempt), *check_capture(attempt.capture)]
+                if folder is not None:
+                    found += folder.check(attempt.capture, attempt.result, outcome)
+            except (LedgerError, DecodeError) as error:
+                if error.code not in DAMAGED:
+                    raise
+                # What a ledger holds of it is read when it is looked at.
+                captures.damaged.append((attempt.capture.rollout_id, error.message))
+                continue
             tally.add(attempt.capture, outcome)
             checked.rollouts += 1
             checked.calls += len(attempt.capture.records)
-            named = f"rollout={attempt.capture.rollout_id}"
-            for finding in (*ledgers.check(attempt), *check_capture(attempt.capture)):
+            for finding in found:
                 yield msgspec.structs.replace(finding, where=f"{named} {finding.where}")
             if folder is not None:
-                for finding in folder.check(attempt.capture, attempt.result, outcome):
-                    yield msgspec.structs.replace(finding, where=f"{named} {finding.where}")
                 checked.rows = folder.rows_checked
+    for rollout_id, message in captures.damaged:
+        # One attempt that cannot be read takes no other with it.
+        yield Finding(Code.LEDGER_DAMAGED, f"rollout={rollout_id}", message)
     if folder is not None:
         yield from folder.finish(
             policy=choice.policy, options=choice.options, train_model=choice.train_model, whole=captures.whole
