@@ -119,6 +119,14 @@ class Code(StrEnum):
     CALL_FAILED = "call_failed"
     REPLY_MALFORMED = "reply_malformed"
     EMPTY_GENERATION = "empty_generation"
+    # A rollout has no place in a group, or in the format of a trainer.
+    FAILURE_MASKED = "failure_masked"
+    REWARD_MISSING = "reward_missing"
+    GROUP_MISSING = "group_missing"
+    ADVANTAGE_REQUIRED = "advantage_required"
+    REWARDS_DIFFER = "rewards_differ"
+    ROW_TOO_LONG = "row_too_long"
+    NOT_EXPRESSIBLE = "not_expressible"
     # Checks of `verify` over finished rows.
     ROW_MALFORMED = "row_malformed"
     ROW_SPANS_INVALID = "row_spans_invalid"
@@ -172,6 +180,7 @@ class Code(StrEnum):
     CALL_UNKNOWN = "call_unknown"
     OUTPUT_EXISTS = "output_exists"
     CASE_FAILED = "case_failed"
+    TRAINER_MISSING = "trainer_missing"
     USAGE = "usage"
     INTERRUPTED = "interrupted"
     INTERNAL = "internal"
@@ -248,6 +257,13 @@ CODE_MEANINGS: Mapping[Code, str] = {
     Code.CALL_FAILED: "The engine answered with an error.",
     Code.REPLY_MALFORMED: "The engine's reply cannot be read as its dialect.",
     Code.EMPTY_GENERATION: "The call sampled no token; it makes no row and is reported.",
+    Code.FAILURE_MASKED: "The rollout failed for a reason that says nothing about the policy, and is not trained.",
+    Code.REWARD_MISSING: "The rollout has no reward, and what was asked for needs one; a missing reward is not 0.",
+    Code.GROUP_MISSING: "The rollout names no group, and an advantage over a group was asked for.",
+    Code.ADVANTAGE_REQUIRED: "The format needs an advantage, the rollout has none, and none was to be computed.",
+    Code.REWARDS_DIFFER: "The format holds one reward a rollout, and its rows have several.",
+    Code.ROW_TOO_LONG: "A row is longer than the shape that was asked for; rows are never cut.",
+    Code.NOT_EXPRESSIBLE: "The trainer's format has no place for something that a row would be wrong without.",
     Code.ROW_MALFORMED: "A row's arrays have the wrong type, shape, length or value range.",
     Code.ROW_SPANS_INVALID: "A row's spans do not tile it, or name the wrong calls.",
     Code.ROW_TOKENS_DIFFER: "A row's tokens are not the captured ones.",
@@ -297,6 +313,7 @@ CODE_MEANINGS: Mapping[Code, str] = {
     Code.CALL_UNKNOWN: "No call with this id is in the rollout.",
     Code.OUTPUT_EXISTS: "The output is already there, and overwriting was not asked for.",
     Code.CASE_FAILED: "A conformance case did not have the expected outcome.",
+    Code.TRAINER_MISSING: "The trainer's package, whose objects were asked for, is not installed.",
     Code.USAGE: "The command line is wrong.",
     Code.INTERRUPTED: "The command was interrupted.",
     Code.INTERNAL: "An invariant of Gristmill does not hold: a bug, please report it.",

@@ -207,7 +207,8 @@ def test_no_policy_is_recommended_for_tokens_that_cannot_be_trained() -> None:
 def test_every_code_has_a_remedy() -> None:
     """A refusal or a verdict without a remedy leaves people stuck; the test fails when a code is added."""
     codes = list(Code)
-    refusals = [*codes[: codes.index(Code.POLICY_UNKNOWN)], Code.POLICY_BROKE_CONTRACT, Code.POLICY_REFUSED]
+    formats = codes[codes.index(Code.FAILURE_MASKED) : codes.index(Code.ROW_MALFORMED)]
+    refusals = [*codes[: codes.index(Code.POLICY_UNKNOWN)], Code.POLICY_BROKE_CONTRACT, Code.POLICY_REFUSED, *formats]
     assert set(refusals) == set(REFUSAL_REMEDIES)
     verdicts = codes[codes.index(Code.REFERENCE) : codes.index(Code.TOKEN_IDS_MISSING)]
     assert set(verdicts) == set(VERDICT_REMEDIES)

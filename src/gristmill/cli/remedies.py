@@ -57,6 +57,13 @@ REFUSAL_REMEDIES: Final[Mapping[Code, str]] = {
     Code.MEDIA_MISSING: "Record where each medium of the request stands in the prompt.",
     Code.MODELS_MIXED: "Say which model is trained: --train-model NAME.",
     Code.NOTHING_TO_TRAIN: "Nothing to do: no selected call of the trained model sampled a token.",
+    Code.FAILURE_MASKED: "Nothing to do, or attribute the failure to the policy: then it is trained with its reward.",
+    Code.REWARD_MISSING: "Finish the rollout with a reward.",
+    Code.GROUP_MISSING: "Finish the rollout with a group_id, or ask for no advantage over groups.",
+    Code.ADVANTAGE_REQUIRED: "Finish the rollout with an advantage, or compute one: --advantage group_mean.",
+    Code.REWARDS_DIFFER: "Give the rollout one reward, or use a format that holds one for each call.",
+    Code.ROW_TOO_LONG: "Ask for a longer shape, or let each call be a row of its own: --mode per_call.",
+    Code.NOT_EXPRESSIBLE: "Use a format that holds it; the message names what has no place.",
     Code.POLICY_BROKE_CONTRACT: "Let the policy return unique records out of those it was given, unchanged, and the "
     "response id of one of them.",
     Code.POLICY_REFUSED: "Ask the policy's author: the message is the policy's own.",
