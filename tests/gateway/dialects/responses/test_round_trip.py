@@ -147,12 +147,21 @@ def _without_ids(item: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _has_infinity(arguments: str) -> bool:
+    """Tell whether a text holds the infinities that Python takes for JSON."""
+    found: list[str] = []
+    json.loads(arguments, parse_constant=found.append)
+    return bool(found)
+
+
 def _dumped_again(item: dict[str, Any]) -> dict[str, Any]:
     """As harnesses echo that parse arguments and write them again, compactly."""
     if item["type"] != "function_call" or not isinstance(_value(item["arguments"]), dict):
         return item
     if json.dumps(_value(item["arguments"])) != item["arguments"]:
         return item  # a repeated key, or a number that Python writes otherwise: not the same arguments any more
+    if _has_infinity(item["arguments"]):
+        return item  # no JSON, so the text itself is what the model said
     compact = json.dumps(_value(item["arguments"]), separators=(",", ":"), ensure_ascii=False)
     return {**item, "arguments": compact}
 
@@ -187,6 +196,13 @@ def test_an_echo_is_the_message_that_the_engine_said(reply: tuple[dict[str, Any]
 
 def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
     return message.get("tool_calls", [])
+
+
+def test_a_number_that_json_does_not_have_is_echoed_as_text() -> None:
+    """Python's json writes Infinity; written again with other white space it is another text, and nothing else."""
+    item = {"type": "function_call", "arguments": json.dumps({"a": float("inf")})}
+    assert _dumped_again(item) == item
+    assert _dumped_again({**item, "arguments": '{"a": 1}'})["arguments"] == '{"a":1}'
 
 
 # A harness's next request would match no captured call, and the rollout would fall apart into roots.
