@@ -9,6 +9,7 @@ import pytest
 from gristmill.errors import Code, ConfigError
 from gristmill.export import DEFAULT_FORMAT, FORMATS, ExportWriter, Loss, Manifest, Needs, loss_lines, open_export
 from gristmill.export.messages import conversations
+from gristmill.export.trainers import PROJECTIONS
 from tests.export.attempts import captured, made
 
 
@@ -18,12 +19,13 @@ def opened(name: str, folder: Path, **fields: Any) -> ExportWriter:
 
 def test_the_formats() -> None:
     """The command line offers what is here, the default first."""
-    assert list(FORMATS) == ["parquet", "jsonl", "messages"]
+    assert list(FORMATS) == ["parquet", "jsonl", "messages", *PROJECTIONS]
     assert next(iter(FORMATS)) == DEFAULT_FORMAT
     assert {name: held.needs for name, held in FORMATS.items()} == {
         "parquet": Needs.ROWS,
         "jsonl": Needs.ROWS,
         "messages": Needs.SELECTION,
+        **dict.fromkeys(PROJECTIONS, Needs.ROWS),
     }
     assert all(held.name == name and held.title and held.losses for name, held in FORMATS.items())
 

@@ -122,7 +122,7 @@ def write_export(
     refuse_file(folder)
     choice.load()
     needs = FORMATS[format_name].needs
-    captures.exchanges = captures.exchanges or needs == "selection"
+    captures.exchanges = captures.exchanges or FORMATS[format_name].exchanges
     with (
         open_export(
             format_name,

@@ -18,13 +18,22 @@ from typing import Any, Final, cast
 import msgspec
 
 from gristmill.errors import Code, ConfigError, DecodeError
-from gristmill.export.folder import MESSAGES_NAME, REJECTED_NAME, ROWS_NAME, is_parquet_part, rejected_line
+from gristmill.export.folder import (
+    MESSAGES_NAME,
+    REJECTED_NAME,
+    ROWS_NAME,
+    SAMPLES_NAME,
+    is_parquet_part,
+    rejected_line,
+)
 from gristmill.export.formats import FORMATS, JSONL, MESSAGES, PARQUET, Needs
 from gristmill.export.manifest import MANIFEST_NAME, Manifest, RolloutCounts, read_manifest
-from gristmill.export.messages import conversations
+from gristmill.export.messages import Conversation, conversations
 from gristmill.export.row_json import decode_row
 from gristmill.export.scan import Held, Key, LineScan, Scan, as_finding
 from gristmill.export.totals import Totals
+from gristmill.export.trainers import PROJECTIONS
+from gristmill.export.trainers.samples import Record, projected
 from gristmill.export.writer import Outcome, losses_of
 from gristmill.pipeline import RebuiltRollout
 from gristmill.reconstruction import Finding, Rollout, Row, verify_rows
@@ -80,10 +89,10 @@ class FolderCheck:
         if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
             message = f"expected the records of rollout {key[0]!r} to stand together, they do not"
             yield Finding(Code.ROW_METADATA_DIFFERS, f"{held[0].where} rollout={key[0]}", message)
-        if self.needs is Needs.SELECTION:
-            outcome = yield from self._conversations(capture, result, outcome, held)
-        else:
+        if self.format in {PARQUET, JSONL}:
             yield from self._rows(capture, result, outcome, held)
+        else:
+            outcome = yield from self._lines(capture, result, outcome, held)
         self._totals.add(capture, outcome)
         yield from self._refusal(key, outcome)
 
@@ -104,14 +113,17 @@ class FolderCheck:
             self._losses["extras_as_bytes"] += sum(len(row.extras.arrays) for row in outcome.rows)
             yield from _of_rollout(capture, result, outcome, rows)
 
-    def _conversations(
+    def _lines(
         self, capture: Capture, result: Result, outcome: Outcome, held: Sequence[Held]
     ) -> Generator[Finding, None, Outcome]:
-        """Make the conversations again and compare them; returns what became of the attempt."""
-        outcome = outcome.selection if isinstance(outcome, RebuiltRollout) else outcome
-        made = ()
-        if not isinstance(outcome, Rejected):
+        """Make the conversations or samples again and compare them; returns what became of the attempt."""
+        if self.needs is Needs.SELECTION and isinstance(outcome, RebuiltRollout):
+            outcome = outcome.selection
+        made: Sequence[Conversation | Record] | Rejected = ()
+        if isinstance(outcome, Selection):
             made = conversations(capture, result, outcome, self._losses, mode=self.manifest.mode)
+        elif isinstance(outcome, RebuiltRollout):
+            made = projected(PROJECTIONS[self.format], capture, result, outcome, self._losses)
         expected = () if isinstance(made, Rejected) else tuple(record.line for record in made)
         for index, (line, record) in enumerate(zip_longest(expected, held)):
             if record is None:
@@ -222,9 +234,9 @@ def _format(folder: Path, stated: str) -> str:
         MESSAGES: MESSAGES_NAME in names,
         JSONL: ROWS_NAME in names,
     }
-    if there.get(stated):
+    if there.get(stated) or (stated in PROJECTIONS and SAMPLES_NAME in names):
         return stated
-    return next((name for name, held in there.items() if held), stated if stated in there else JSONL)
+    return next((name for name, held in there.items() if held), stated if stated in FORMATS else JSONL)
 
 
 def _scan(folder: Path, name: str) -> Scan:
@@ -232,8 +244,8 @@ def _scan(folder: Path, name: str) -> Scan:
         from gristmill.export.parquet_scan import ParquetScan  # noqa: PLC0415 - pyarrow only where it is needed
 
         return ParquetScan(folder)
-    if name == MESSAGES:
-        return LineScan(folder / MESSAGES_NAME, _raw)
+    if name == MESSAGES or name in PROJECTIONS:
+        return LineScan(folder / (MESSAGES_NAME if name == MESSAGES else SAMPLES_NAME), _raw)
     return LineScan(folder / ROWS_NAME, decode_row)
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "MESSAGES_NAME",
     "REJECTED_NAME",
     "ROWS_NAME",
+    "SAMPLES_NAME",
     "Folder",
     "Part",
     "is_parquet_part",
@@ -35,6 +36,7 @@ __all__ = [
 
 ROWS_NAME: Final = "rows.jsonl"
 MESSAGES_NAME: Final = "messages.jsonl"
+SAMPLES_NAME: Final = "samples.jsonl"
 REJECTED_NAME: Final = "rejected.jsonl"
 _PARQUET: Final = re.compile(r"rows-\d{5,}\.parquet")
 
@@ -50,7 +52,7 @@ def is_parquet_part(name: str) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    return name in {ROWS_NAME, MESSAGES_NAME, REJECTED_NAME} or is_parquet_part(name)
+    return name in {ROWS_NAME, MESSAGES_NAME, SAMPLES_NAME, REJECTED_NAME} or is_parquet_part(name)
 
 
 def rejected_line(rejected: Rejected) -> bytes:

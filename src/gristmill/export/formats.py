@@ -8,7 +8,7 @@
 Invariant: a format either carries a fact of a rollout or names it in its loss statements; what it cannot express it
 refuses, as a `Rejected` that is written beside the records. The manifest holds the counted losses.
 
-Not here: how files are written (writer and what it names), and trainers' own formats.
+Not here: how files are written (writer and what it names), and what a trainer's format holds (trainers).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from gristmill.export.folder import Folder, writing
 from gristmill.export.jsonl import JSONL, JsonlRows
 from gristmill.export.manifest import Manifest
 from gristmill.export.messages import MessageRecords
+from gristmill.export.trainers import PROJECTIONS
+from gristmill.export.trainers.samples import ProjectedRecords
 from gristmill.export.writer import ExportSettings, ExportWriter, RecordFile
 from gristmill.reconstruction import RowMode
 
@@ -60,12 +62,14 @@ class Format(msgspec.Struct, frozen=True):
         title: one sentence.
         needs: what outcomes have to be; refusals are taken by all.
         losses: the statements that its loss report can make, by name.
+        exchanges: whether it reads what went over the wire.
     """
 
     name: str
     title: str
     needs: Needs
     losses: Mapping[str, str]
+    exchanges: bool = False
 
 
 _ROW_LOSSES: Final = {
@@ -93,9 +97,14 @@ FORMATS: Final[Mapping[str, Format]] = {
         "Conversations as chat messages with tools and a train flag per turn; needs no tokens.",
         Needs.SELECTION,
         _MESSAGE_LOSSES,
+        exchanges=True,
     ),
+    **{
+        name: Format(name, projection.title, Needs.ROWS, projection.losses, projection.text)
+        for name, projection in PROJECTIONS.items()
+    },
 }
-"""The formats, the default one first."""
+"""The formats, the default one first; trainers' formats last."""
 
 
 def open_export(  # noqa: PLR0913 - one call opens every format
@@ -146,6 +155,8 @@ def _records(settings: ExportSettings, folder: Folder) -> RecordFile:
         from gristmill.export.parquet_writer import ParquetRows  # noqa: PLC0415 - pyarrow only where it is needed
 
         return ParquetRows(folder)
+    if settings.format in PROJECTIONS:
+        return ProjectedRecords(folder, PROJECTIONS[settings.format])
     return JsonlRows(folder) if settings.format == JSONL else MessageRecords(folder, settings.mode)
 
 

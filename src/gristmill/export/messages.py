@@ -22,11 +22,11 @@ from gristmill.captures.exact import dumps
 from gristmill.errors import Code, ReconstructionError
 from gristmill.export.exchange_turns import ChatExchange, chat_exchange
 from gristmill.export.folder import MESSAGES_NAME, Folder
-from gristmill.export.writer import Outcome, RecordDigest
+from gristmill.export.writer import Outcome, RecordDigest, refused
 from gristmill.pipeline import RebuiltRollout
 from gristmill.reconstruction import RowMode
 from gristmill.records import CallRecord, Capture, Result
-from gristmill.selection import Rejected, Selection, Verdict
+from gristmill.selection import Rejected, Selection
 from gristmill.selection.completion import stopped_by_length
 
 __all__ = ["CONVERSATION_SCHEMA", "Conversation", "MessageRecords", "conversations"]
@@ -81,27 +81,9 @@ def conversations(
         paths = [[call] for call in calls] if mode is RowMode.PER_CALL else _paths(calls)
         made = tuple(_lines(selection, result, paths, lost))
     except ReconstructionError as refusal:
-        return _rejected(selection, refusal)
+        return refused(selection, refusal)
     losses += lost
     return made
-
-
-def _rejected(selection: Selection, refusal: ReconstructionError) -> Rejected:
-    evidence = {"code": str(refusal.code)}
-    return Rejected(
-        rollout_id=selection.rollout_id,
-        attempt=selection.attempt,
-        policy=selection.policy,
-        options=selection.options,
-        code=refusal.code,
-        where=refusal.where,
-        message=refusal.message,
-        evidence=refusal.evidence,
-        verdicts=tuple(
-            Verdict(verdict.model_call_id, False, Code.ROLLOUT_REJECTED, evidence) if verdict.included else verdict
-            for verdict in selection.verdicts
-        ),
-    )
 
 
 def _calls(capture: Capture, selection: Selection, lost: Counter[str]) -> list[_Call]:

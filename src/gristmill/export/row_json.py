@@ -25,7 +25,7 @@ from gristmill.export.span_array import little_endian, values_of
 from gristmill.reconstruction import Row, RowExtras, Span, SpanArray
 from gristmill.records import Float32Array, MediaSpan
 
-__all__ = ["ROW_SCHEMA", "check_finite", "decode_row", "encode_row"]
+__all__ = ["ROW_SCHEMA", "check_finite", "decode_row", "encode_row", "exactly_written"]
 
 ROW_SCHEMA: Final = 1
 """Version of the row line; readers refuse newer ones."""
@@ -109,7 +109,7 @@ def encode_row(row: Row) -> bytes:
     }
     for name in ("token_ids", "loss_mask"):
         line[name] = np.ascontiguousarray(line[name])
-    line["logprobs"] = _exactly_written(np.ascontiguousarray(row.logprobs))
+    line["logprobs"] = exactly_written(np.ascontiguousarray(row.logprobs))
     try:
         return orjson.dumps({"schema": ROW_SCHEMA, **line}, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError as error:
@@ -128,8 +128,8 @@ def check_finite(row: Row) -> None:
         raise ExportError(message, code=Code.ROW_MALFORMED, where=f"row={row.row_id}")
 
 
-def _exactly_written(logprobs_T: Float32Array) -> npt.NDArray[Any]:
-    """Return an array whose shortest texts, read as doubles and rounded, give the same float32."""
+def exactly_written(logprobs_T: Float32Array) -> npt.NDArray[Any]:
+    """Return float32[T] or float64[T] whose shortest texts, read as doubles and rounded, give the same float32."""
     if (np.abs(logprobs_T) == _ROUNDED_TWICE).any():
         return logprobs_T.astype(np.float64)
     return logprobs_T

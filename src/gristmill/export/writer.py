@@ -17,15 +17,16 @@ from typing import Protocol, Self
 
 import msgspec
 
+from gristmill.errors import Code, ReconstructionError
 from gristmill.export.folder import REJECTED_NAME, Folder, rejected_line, writing
 from gristmill.export.manifest import Loss, Manifest, RolloutCounts, sealed
 from gristmill.export.totals import Totals
 from gristmill.pipeline import RebuiltRollout
 from gristmill.reconstruction import RowMode
 from gristmill.records import Capture, Result
-from gristmill.selection import Rejected, Selection
+from gristmill.selection import Rejected, Selection, Verdict
 
-__all__ = ["ExportSettings", "ExportWriter", "Outcome", "RecordDigest", "RecordFile", "losses_of"]
+__all__ = ["ExportSettings", "ExportWriter", "Outcome", "RecordDigest", "RecordFile", "losses_of", "refused"]
 
 Outcome = RebuiltRollout | Selection | Rejected
 """What became of an attempt."""
@@ -76,6 +77,25 @@ class ExportSettings(msgspec.Struct, frozen=True, kw_only=True):
 def losses_of(counts: Mapping[str, int]) -> tuple[Loss, ...]:
     """Give counted losses as the manifest holds them; what did not occur is left out."""
     return tuple(Loss(name, counts[name]) for name in sorted(counts) if counts[name])
+
+
+def refused(selection: Selection, refusal: ReconstructionError) -> Rejected:
+    """Make the refusal of a selected attempt that a format cannot express."""
+    evidence = {"code": str(refusal.code)}
+    return Rejected(
+        rollout_id=selection.rollout_id,
+        attempt=selection.attempt,
+        policy=selection.policy,
+        options=selection.options,
+        code=refusal.code,
+        where=refusal.where,
+        message=refusal.message,
+        evidence=refusal.evidence,
+        verdicts=tuple(
+            Verdict(verdict.model_call_id, False, Code.ROLLOUT_REJECTED, evidence) if verdict.included else verdict
+            for verdict in selection.verdicts
+        ),
+    )
 
 
 class ExportWriter:

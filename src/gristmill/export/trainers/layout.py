@@ -1,0 +1,206 @@
+"""Rows as trainers cut them: prompt and response, turns, padded batches; and what no format may pass over.
+
+Invariant: nothing is cut, moved or filled in: a row that does not fit a shape is refused, padding stands outside the
+row, and a reward or an advantage that is not there is refused, never made.
+
+Not here: any trainer's field names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gristmill.errors import Code, ExportError, ReconstructionError
+from gristmill.export.trainers.projection import Kept
+from gristmill.reconstruction import Row, SpanRole
+from gristmill.records import Float32Array, Int32Array, UInt8Array
+
+__all__ = [
+    "EXTRAS_DROPPED",
+    "SPANS_DROPPED",
+    "WEIGHT_DROPPED",
+    "PromptResponse",
+    "Turn",
+    "advantage_of",
+    "by_rollout",
+    "joined",
+    "one_reward",
+    "padded",
+    "prompt_response",
+    "refuse_media",
+    "reward_of",
+    "turns_of",
+]
+
+SPANS_DROPPED: Final = "Rows without their spans: which call sampled which tokens, and the certificates."
+WEIGHT_DROPPED: Final = "Rows of rollouts that make several, without loss_weight: each may count as one rollout."
+EXTRAS_DROPPED: Final = "Extra arrays, such as routed experts, that the format has no place for."
+
+
+class PromptResponse(NamedTuple):
+    """A row of T tokens cut at its prompt's end P; R = T − P.
+
+    Attributes:
+        prompt_ids: int32[P].
+        response_ids: int32[R], sampled tokens and what stands between them.
+        response_mask: uint8[R], 1 = sampled and trained here.
+        response_logprobs: float32[R] nats, 0.0 where the mask is 0.
+    """
+
+    prompt_ids: Int32Array
+    response_ids: Int32Array
+    response_mask: UInt8Array
+    response_logprobs: Float32Array
+
+
+class Turn(NamedTuple):
+    """Neighbouring tokens [start, end) of a row that all are trained here, or all are not."""
+
+    start: int
+    end: int
+    trained: bool
+
+
+def prompt_response(row: Row) -> PromptResponse:
+    """Cut a row at the end of its first selected call's prompt."""
+    at = row.prompt_len
+    return PromptResponse(row.token_ids[:at], row.token_ids[at:], row.loss_mask[at:], row.logprobs[at:])
+
+
+def joined(
+    prompt_ids: npt.ArrayLike,
+    response_ids: npt.ArrayLike,
+    response_mask: npt.ArrayLike,
+    response_logprobs: npt.ArrayLike | None,
+) -> Kept:
+    """Put a cut row together again; what `prompt_response` cut comes out equal."""
+    prompt, response = np.asarray(prompt_ids, np.int32), np.asarray(response_ids, np.int32)
+    mask = np.concatenate([np.zeros(prompt.size, np.uint8), np.asarray(response_mask, np.uint8)])
+    logprobs = None
+    if response_logprobs is not None:
+        tail = np.asarray(response_logprobs, np.float64).astype(np.float32)
+        logprobs = np.concatenate([np.zeros(prompt.size, np.float32), tail])
+    return Kept(np.concatenate([prompt, response]), mask, logprobs)
+
+
+def turns_of(row: Row) -> Iterator[Turn]:
+    """Cut a row wherever its spans go from one call's sampled tokens to something else.
+
+    Two calls whose generations touch are two turns.
+    """
+    previous: tuple[SpanRole, str] | None = None
+    start = 0
+    for span in row.spans:
+        key = (span.role, span.call_id if span.role is SpanRole.SAMPLED else "")
+        if previous is not None and key != previous and SpanRole.SAMPLED in {key[0], previous[0]}:
+            yield Turn(start, span.start, previous[0] is SpanRole.SAMPLED)
+            start = span.start
+        previous = key
+    if previous is not None:
+        yield Turn(start, row.token_ids.size, previous[0] is SpanRole.SAMPLED)
+
+
+def by_rollout(rows: Iterable[Row]) -> Iterator[tuple[Row, ...]]:
+    """Give the rows of one attempt after the other.
+
+    Raises:
+        ExportError: `row_missing`: rows of an attempt are apart, out of order or not all there.
+    """
+    held: list[Row] = []
+    for row in rows:
+        if held and (row.rollout_id, row.attempt) != (held[0].rollout_id, held[0].attempt):
+            yield _whole(held)
+            held = []
+        held.append(row)
+    if held:
+        yield _whole(held)
+
+
+def _whole(rows: Sequence[Row]) -> tuple[Row, ...]:
+    expected = list(range(rows[0].row_count))
+    got = [row.row_index for row in rows]
+    if got != expected:
+        raise ExportError(
+            f"expected rows 0 to {len(expected) - 1} of rollout {rows[0].rollout_id!r} in a piece, got {got}",
+            code=Code.ROW_MISSING,
+            where=rows[0].rollout_id,
+            hint="project all rows of a rollout together; shuffle rollouts, or shuffle afterwards",
+        )
+    return tuple(rows)
+
+
+def padded(
+    arrays: Sequence[npt.NDArray[Any]],
+    width: int,
+    value: float,
+    *,
+    side: Literal["left", "right"] = "right",
+    dtype: npt.DTypeLike = np.int64,
+    what: str = "row",
+) -> npt.NDArray[Any]:
+    """Put arrays into a matrix [B, width], padded on one side.
+
+    Raises:
+        ReconstructionError: `row_too_long`: an array does not fit; nothing is ever cut.
+    """
+    matrix = np.full((len(arrays), width), value, dtype)
+    for index, array in enumerate(arrays):
+        size = array.shape[0]
+        if size > width:
+            message = f"expected at most {width} tokens in {what} {index}, got {size}"
+            raise ReconstructionError(Code.ROW_TOO_LONG, message, where=f"row={index}")
+        begin = width - size if side == "left" else 0
+        matrix[index, begin : begin + size] = array
+    return matrix
+
+
+def reward_of(row: Row) -> float:
+    """Return the reward of a row's rollout.
+
+    Raises:
+        ReconstructionError: `reward_missing`.
+    """
+    if row.reward is None:
+        message = f"expected rollout {row.rollout_id!r} to have a reward, it has none"
+        raise ReconstructionError(Code.REWARD_MISSING, message, where=f"row={row.row_id}")
+    return row.reward
+
+
+def one_reward(rows: Sequence[Row]) -> float:
+    """Return the reward that all rows of a rollout have.
+
+    Raises:
+        ReconstructionError: `reward_missing`, `rewards_differ`.
+    """
+    rewards = {reward_of(row) for row in rows}
+    if len(rewards) > 1:
+        message = f"expected one reward for rollout {rows[0].rollout_id!r}, got {sorted(rewards)}"
+        raise ReconstructionError(Code.REWARDS_DIFFER, message, where=rows[0].rollout_id)
+    return rewards.pop()
+
+
+def advantage_of(row: Row) -> float:
+    """Return the advantage of a row's rollout.
+
+    Raises:
+        ReconstructionError: `advantage_required`.
+    """
+    if row.advantage is None:
+        message = f"expected rollout {row.rollout_id!r} to have an advantage, it has none"
+        raise ReconstructionError(Code.ADVANTAGE_REQUIRED, message, where=f"row={row.row_id}")
+    return row.advantage
+
+
+def refuse_media(row: Row, name: str) -> None:
+    """Refuse a row with media in a format that has no place for them: its context would be another one.
+
+    Raises:
+        ReconstructionError: `not_expressible`.
+    """
+    if row.extras.media:
+        message = f"expected no media in row {row.row_id}: {name} has no place for {len(row.extras.media)} of them"
+        raise ReconstructionError(Code.NOT_EXPRESSIBLE, message, where=f"row={row.row_id}")
