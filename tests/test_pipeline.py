@@ -19,7 +19,7 @@ from gristmill.pipeline import (
     select_rollout,
 )
 from gristmill.reconstruction import RowMode
-from gristmill.records import Capture, LostCall, Result
+from gristmill.records import Attribution, CallCredit, Capture, Failure, LostCall, Result
 from gristmill.selection import Rejected, ReturnedHistory, Selection, select_captured_calls
 from tests.corpus.telling import Story as _Story
 from tests.corpus.telling import call, message, output, said, user
@@ -55,6 +55,28 @@ def test_a_missing_result_is_a_refusal() -> None:
     assert isinstance(outcome, Rejected)
     assert (outcome.code, outcome.rollout_id) == (Code.OUTPUT_MISSING, "story")
     assert [verdict.code for verdict in outcome.verdicts] == [Code.ROLLOUT_REJECTED] * 2
+
+
+def test_a_masked_failure_is_not_trained() -> None:
+    # A sandbox that died says nothing about the policy; the same failure scored is trained with its reward.
+    for attribution in Attribution:
+        result = msgspec.structs.replace(RETURNED, failure=Failure("sandbox gone", attribution))
+        outcome = run_rollout(capture(*TWO), result, select_captured_calls)
+        if attribution is Attribution.MASK:
+            assert isinstance(outcome, Rejected)
+            assert (outcome.code, outcome.evidence) == (Code.FAILURE_MASKED, {"reason": "sandbox gone"})
+            assert [verdict.code for verdict in outcome.verdicts] == [Code.ROLLOUT_REJECTED] * 2
+        else:
+            assert isinstance(outcome, RebuiltRollout)
+            assert [row.reward for row in outcome.rows] == [1.0]
+
+
+def test_a_credit_of_no_call_refuses_its_rollout() -> None:
+    # A reward for a call that is not there is somebody's mistake; the batch goes on.
+    result = msgspec.structs.replace(RETURNED, credits=(CallCredit(model_call_id="c9", reward=1.0),))
+    outcome = run_rollout(capture(*TWO), result, select_captured_calls)
+    assert isinstance(outcome, Rejected)
+    assert (outcome.code, outcome.where) == (Code.CALL_UNKNOWN, "$.credits[0].model_call_id")
 
 
 @pytest.mark.parametrize(

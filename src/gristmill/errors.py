@@ -121,6 +121,7 @@ class Code(StrEnum):
     EMPTY_GENERATION = "empty_generation"
     # A rollout has no place in a group, or in the format of a trainer.
     FAILURE_MASKED = "failure_masked"
+    CREDIT_INVALID = "credit_invalid"
     REWARD_MISSING = "reward_missing"
     GROUP_MISSING = "group_missing"
     ADVANTAGE_REQUIRED = "advantage_required"
@@ -151,6 +152,9 @@ class Code(StrEnum):
     LEDGER_DAMAGED = "ledger_damaged"
     LEDGER_BUSY = "ledger_busy"
     LEDGER_CLOSED = "ledger_closed"
+    LEDGER_UNREACHABLE = "ledger_unreachable"
+    LEASE_EXPIRED = "lease_expired"
+    ATTEMPT_ELSEWHERE = "attempt_elsewhere"
     ATTEMPT_CLOSED = "attempt_closed"
     ATTEMPT_DIFFERS = "attempt_differs"
     KEY_EXISTS = "key_exists"
@@ -258,6 +262,7 @@ CODE_MEANINGS: Mapping[Code, str] = {
     Code.REPLY_MALFORMED: "The engine's reply cannot be read as its dialect.",
     Code.EMPTY_GENERATION: "The call sampled no token; it makes no row and is reported.",
     Code.FAILURE_MASKED: "The rollout failed for a reason that says nothing about the policy, and is not trained.",
+    Code.CREDIT_INVALID: "A credit names no sampled tokens of its call, overlaps another, or is no finite number.",
     Code.REWARD_MISSING: "The rollout has no reward, and what was asked for needs one; a missing reward is not 0.",
     Code.GROUP_MISSING: "The rollout names no group, and an advantage over a group was asked for.",
     Code.ADVANTAGE_REQUIRED: "The format needs an advantage, the rollout has none, and none was to be computed.",
@@ -286,6 +291,11 @@ CODE_MEANINGS: Mapping[Code, str] = {
     Code.LEDGER_DAMAGED: "The ledger's file is damaged: what it holds is not what was written.",
     Code.LEDGER_BUSY: "More writes are waiting for the ledger than it takes; try again later.",
     Code.LEDGER_CLOSED: "The ledger was closed, or belongs to another process.",
+    Code.LEDGER_UNREACHABLE: "The database of the ledger cannot be reached or refuses the connection; what was "
+    "acknowledged is there.",
+    Code.LEASE_EXPIRED: "The process was silent for longer than its lease of the ledger, so the write was refused; it "
+    "goes on under a new lease, and its calls in flight are lost.",
+    Code.ATTEMPT_ELSEWHERE: "The attempt belongs to another gateway that writes to the same ledger.",
     Code.ATTEMPT_CLOSED: "The attempt has finished or is frozen and does not take this any more.",
     Code.KEY_EXISTS: "Another attempt, or this one with other settings, has this rollout key or name already.",
     Code.KEY_MISSING: "The request carries no key; the gateway serves nobody without one.",

@@ -18,7 +18,7 @@ import msgspec
 from gristmill.canonical import JsonValue
 from gristmill.errors import Code, ReconstructionError, Refusal, SelectionError
 from gristmill.reconstruction import Decode, Rebuilt, Rollout, Row, RowMode, rebuild
-from gristmill.records import CallRecord, Capture, ParentResolution, ResponseStatus, Result
+from gristmill.records import Attribution, CallRecord, Capture, ParentResolution, ResponseStatus, Result
 from gristmill.selection import (
     Decision,
     ExplainingPolicy,
@@ -96,6 +96,9 @@ def select_rollout(
         PolicyError: `policy_broke_contract` where a custom policy raised something other than a refusal.
     """
     try:
+        if result.failure is not None and result.failure.attribution is Attribution.MASK:
+            message = f"expected a rollout that counts, got one that failed: {result.failure.reason}"
+            raise SelectionError(Code.FAILURE_MASKED, message, evidence={"reason": result.failure.reason})
         value: JsonValue = {} if result.value is None else result.value
         if isinstance(policy, ExplainingPolicy):
             decision = policy.decide(capture.records, value)
@@ -282,7 +285,7 @@ def rebuild_rollout(
     Args:
         capture: everything captured of the attempt.
         selection: which calls to train.
-        result: reward and group of the rollout.
+        result: reward, credits and group of the rollout.
         mode: one row per path, per call, or a tree.
         advantage: carried into the rows; never made here.
         decode: ids to text, to tell `retokenised` forks from others.
@@ -296,6 +299,7 @@ def rebuild_rollout(
             group_id=result.group_id,
             reward=result.reward,
             advantage=advantage,
+            credits=result.credits,
         )
         rebuilt = rebuild(capture.records, capture.tokens, selection.calls, rollout, mode=mode, decode=decode)
         return RebuiltRollout(selection, rebuilt, mode)

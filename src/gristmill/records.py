@@ -1,9 +1,9 @@
-"""The records that everything else reads: captured calls, their output items and their tokens.
+"""The records that everything else reads: captured calls, their output items, their tokens, and results.
 
 Invariant: records are frozen and token-free; tokens live beside them, per call, as a delta to a verified base, so
 that a policy can never look at (or change) what was sampled. Field names follow NeMo RL's where it has one.
 
-Not here: how records are made (captures, gateway), stored (ledger) or chosen (selection).
+Not here: how records are made (captures, gateway), stored (ledger) or chosen (selection); what a result holds (result).
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gristmill.errors import Code
+from gristmill.result import Attribution, CallCredit, Failure, Result
 
 __all__ = [
     "OLDEST_SCHEMA",
     "RECORD_SCHEMA",
     "UNLABELLED",
     "Atom",
+    "Attribution",
+    "CallCredit",
     "CallId",
     "CallRecord",
     "Capture",
@@ -31,6 +34,7 @@ __all__ = [
     "Delivery",
     "Dialect",
     "Exchange",
+    "Failure",
     "Float32Array",
     "Int32Array",
     "ItemKind",
@@ -337,15 +341,6 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reply: Any = None
     headers: Mapping[str, str] = {}
     status: int | None = None
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the harness handed back. `reward` None is a missing reward, not 0."""
-
-    value: Any = None
-    reward: float | None = None
-    group_id: str | None = None
-    metadata: Mapping[str, Any] = {}
 
 
 class Capture(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,14 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gristmill.reconstruction.checks import (
-    CallTokens,
-    Conservation,
-    Finding,
-    conservation,
-    verify_capture,
-    verify_rows,
-)
+from gristmill.reconstruction.checks import Finding, verify_capture, verify_rows
+from gristmill.reconstruction.conservation import CallTokens, Conservation, conservation
+from gristmill.reconstruction.credit import TokenCredit, check_placeable
 from gristmill.reconstruction.drift import Certificate, Decode, DriftCause, Relation, fork_counts
 from gristmill.reconstruction.forest import Forest, ForestCall, build_forest
 from gristmill.reconstruction.row import (
@@ -50,6 +45,7 @@ __all__ = [
     "Span",
     "SpanArray",
     "SpanRole",
+    "TokenCredit",
     "TokenTreeRows",
     "TreeCall",
     "build_forest",
@@ -100,14 +96,18 @@ def rebuild(
         records: every captured call of the attempt, in any order.
         tokens: token delta by call id.
         selected: call ids in selection order.
-        rollout: ids, group, reward and advantage that the rows carry.
+        rollout: ids, group, reward, advantage and credits that the rows carry.
         mode: `merged`, `per_call` or `tree`.
         decode: ids to text with special tokens, to tell retokenised text from edited text.
 
     Raises:
-        ReconstructionError: `nothing_to_train`, `tokens_unusable`, `selection_duplicated`.
+        ReconstructionError: `nothing_to_train`, `tokens_unusable`, `selection_duplicated`, `call_unknown` and
+            `credit_invalid` (a credit of no captured tokens).
     """
-    forest = build_forest(records, tokens, selected, decode=decode)
+    captured = tuple(records)
+    if rollout.credits:
+        check_placeable(rollout.credits, {record.model_call_id: record for record in captured})
+    forest = build_forest(captured, tokens, selected, decode=decode)
     segments = tree(forest, rollout) if mode is RowMode.TREE else None
     if segments is not None:
         rows = flatten(segments)

@@ -1,15 +1,17 @@
 """Checks of finished rows against the captured tokens: what `verify` proves.
 
 Invariant: each rule is checked on its own, from the deltas; the token tree is built again for lineage only. A
-fault is a `Finding`, and one row's never hides another's. `conservation` accounts for every sampled token.
+fault is a `Finding`, and one row's never hides another's.
 
-Not here: files and manifests (export), and whether the right calls were selected (selection).
+Not here: files and manifests (export), whether the right calls were selected (selection), and what became of the
+tokens that no row trains (conservation).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gristmill.errors import Code, ReconstructionError
+from gristmill.reconstruction.credit import TokenCredit, check_placeable, credits_by_call, token_credits
 from gristmill.reconstruction.drift import LENGTH_STOPS, Decode
 from gristmill.reconstruction.forest import Forest, ForestCall, build_forest
 from gristmill.reconstruction.row import (
@@ -40,7 +43,7 @@ from gristmill.tokens import (
 )
 from gristmill.tokens.digests import RunningDigest
 
-__all__ = ["CallTokens", "Conservation", "Finding", "conservation", "verify_capture", "verify_rows"]
+__all__ = ["Finding", "verify_capture", "verify_rows"]
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -69,7 +72,7 @@ def verify_rows(
         tokens: token delta by call id.
         selected: call ids in selection order; none means that the rollout makes no rows.
         rows: in their order.
-        rollout: the reward, group and ids that the rows must carry.
+        rollout: the reward, credits, group and ids that the rows must carry.
         mode: how they were made; a tree is checked through its flattened rows.
         decode: the same as when they were made.
     """
@@ -80,6 +83,7 @@ def verify_rows(
         wanted = [[call] for call in forest.calls.values()] if mode is RowMode.PER_CALL else row_paths(forest)
         for call in forest.calls.values():
             call_spans(call.record, 0, None, None)
+        check_placeable(rollout.credits, by_id)
     except ReconstructionError as error:
         if rows or error.code is not Code.NOTHING_TO_TRAIN:
             findings.append(Finding(error.code, error.where, error.message, error.evidence))
@@ -101,6 +105,7 @@ def verify_rows(
         seen.add(leaf)
         findings += _check_row(forest, path, row, owners)
         findings += _metadata(forest, path, row, rollout, (index, len(wanted)))
+        findings += _credits(path, row, rollout, owners)
         flat = RowMode.PER_CALL if mode is RowMode.PER_CALL else RowMode.MERGED
         if row.row_id != (expected := row_id_of(row, flat)):
             findings.append(_finding(Code.ROW_ID_DIFFERS, row, f"expected id {expected}"))
@@ -291,6 +296,27 @@ def _metadata(
         yield _finding(Code.ROW_METADATA_DIFFERS, row, "expected the extras of its calls, got others")
 
 
+def _credits(path: Sequence[ForestCall], row: Row, rollout: Rollout, owners: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that the credits of the tokens that a row trains stand in it, and no others."""
+    given = credits_by_call(rollout.credits)
+    expected: list[TokenCredit] = []
+    for call in path:
+        call_id = call.record.model_call_id
+        if call_id not in owners:
+            expected += token_credits(call.record, given.get(call_id, ()))
+    for index, (wanted, got) in enumerate(zip_longest(expected, row.credits)):
+        if wanted != got:
+            message = f"expected credit {index} {_told(wanted)}, got {_told(got)}"
+            yield _finding(Code.ROW_METADATA_DIFFERS, row, message, credit=index)
+
+
+def _told(credit: TokenCredit | None) -> str:
+    if credit is None:
+        return "none"
+    place = f"of tokens [{credit.start}, {credit.end}) of call {credit.call_id!r}"
+    return f"{place} with reward {credit.reward} and advantage {credit.advantage}"
+
+
 def _extras_key(extras: RowExtras) -> list[object]:
     arrays = [
         (item.name, item.call_id, item.start, item.values.dtype.str, item.values.shape, item.values.tobytes())
@@ -328,60 +354,3 @@ def _order(paths: Mapping[str, object], rows: Sequence[Row]) -> Iterator[Finding
     if len(held) == len(got) and wanted != got:
         message = f"expected rows that end with calls {wanted[:8]}, in this order, got {got[:8]}"
         yield Finding(Code.ROW_METADATA_DIFFERS, "$", message)
-
-
-# ---- conservation ------------------------------------------------------------------------------------------
-
-
-class CallTokens(msgspec.Struct, frozen=True):
-    """Where the sampled tokens of one call went."""
-
-    call_id: str
-    sampled: int
-    trained: int
-    excluded: int
-    reason: Code | None
-
-
-class Conservation(msgspec.Struct, frozen=True):
-    """sampled = trained + excluded by reason + unexplained, over one rollout; only 0 unexplained is right."""
-
-    calls: tuple[CallTokens, ...]
-    sampled: int
-    trained: int
-    excluded: dict[Code, int]
-    unexplained: int
-
-
-def conservation(records: Iterable[CallRecord], rows: Iterable[Row], reasons: Mapping[str, Code]) -> Conservation:
-    """Account for every sampled token of a rollout.
-
-    Args:
-        records: every captured call; a call without tokens counts 0.
-        rows: the rows that were made; their masks are counted.
-        reasons: why calls were excluded, by call id, as the verdicts say.
-    """
-    trained: Counter[str] = Counter()
-    for row in rows:
-        for span in row.spans:
-            if span.role is not SpanRole.CONTEXT:
-                trained[span.call_id] += int(np.count_nonzero(row.loss_mask[span.start : span.end]))
-    calls: list[CallTokens] = []
-    excluded: Counter[Code] = Counter()
-    unexplained = 0
-    for record in records:
-        call_id, sampled = record.model_call_id, record.cum_len - record.prompt_len
-        left = sampled - trained[call_id]
-        reason = reasons.get(call_id) if left else None
-        calls.append(CallTokens(call_id, sampled, trained[call_id], left, reason))
-        if reason is None or left < 0:
-            unexplained += abs(left)
-        else:
-            excluded[reason] += left
-    return Conservation(
-        tuple(calls),
-        sum(call.sampled for call in calls),
-        sum(call.trained for call in calls),
-        dict(sorted(excluded.items())),
-        unexplained,
-    )

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gristmill.errors import Code, ReconstructionError
+from gristmill.reconstruction.credit import TokenCredit, credits_by_call, token_credits
 from gristmill.reconstruction.drift import LENGTH_STOPS, Certificate
 from gristmill.reconstruction.forest import Forest, ForestCall
-from gristmill.records import CallRecord, Float32Array, Int32Array, LogprobsMode, MediaSpan, UInt8Array
+from gristmill.records import CallCredit, CallRecord, Float32Array, Int32Array, LogprobsMode, MediaSpan, UInt8Array
 from gristmill.tokens import base_chain, logprobs_digest, sequence_digest
 
 __all__ = [
@@ -106,13 +107,17 @@ _NO_EXTRAS: Final = RowExtras()
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a rollout that its rows carry; a missing reward or advantage stays missing."""
+    """The facts of a rollout that its rows carry; a missing reward or advantage stays missing.
+
+    `credits` are of captured calls and of tokens that they sampled (`credit.check_placeable`).
+    """
 
     rollout_id: str
     attempt: int = 0
     group_id: str | None = None
     reward: float | None = None
     advantage: float | None = None
+    credits: tuple[CallCredit, ...] = ()
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -131,6 +136,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         truncated: a call of the row stopped at its length.
         finish_reason: of the last call.
         extras: arrays and media, each with its place in the row.
+        credits: of tokens that this row trains, in their order.
     """
 
     row_id: str
@@ -150,6 +156,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     truncated: bool
     finish_reason: str | None
     extras: RowExtras = _NO_EXTRAS
+    credits: tuple[TokenCredit, ...] = ()
 
 
 def row_id_of(row: Row, mode: RowMode) -> str:
@@ -255,9 +262,10 @@ def assemble(sources: Sequence[RowSource], rollout: Rollout, mode: RowMode) -> t
     sampled = {part.record.model_call_id: part.record for source in sources for part in source.parts}
     total = sum(record.cum_len - record.prompt_len for record in sampled.values())
     owners: dict[str, str] = {}
+    given = credits_by_call(rollout.credits)
     rows: list[Row] = []
     for index, source in enumerate(sources):
-        row = _row(source, rollout, mode, owners, (index, len(sources), total))
+        row = _row(source, rollout, mode, owners, given, (index, len(sources), total))
         for part in source.parts:
             owners.setdefault(part.record.model_call_id, row.row_id)
         rows.append(row)
@@ -269,9 +277,10 @@ def _row(
     rollout: Rollout,
     mode: RowMode,
     owners: Mapping[str, str],
+    given: Mapping[str, Sequence[CallCredit]],
     counts: tuple[int, int, int],
 ) -> Row:
-    """Make one row; `owners` maps the calls trained in earlier rows to those rows."""
+    """Make one row; `owners` maps the calls trained in earlier rows to those rows, `given` calls to their credits."""
     index, row_count, total = counts
     leaf = source.parts[-1]
     size = leaf.record.cum_len
@@ -279,6 +288,7 @@ def _row(
     logprobs_T = np.zeros(size, np.float32)
     spans: list[Span] = []
     digests: list[str] = []
+    credits: list[TokenCredit] = []
     end = trained = 0
     for part in source.parts:
         record = part.record
@@ -290,6 +300,7 @@ def _row(
             logprobs_T[start:end] = part.logprobs_T
             digests.append(part.logprobs_digest)
             trained += end - start
+            credits += token_credits(record, given.get(record.model_call_id, ()))
     key = (rollout.rollout_id, rollout.attempt)
     return Row(
         row_id=_row_id(key, mode, leaf.sequence_digest, mask_T, digests, spans),
@@ -309,6 +320,7 @@ def _row(
         truncated=any(part.record.finish_reason in LENGTH_STOPS for part in source.parts),
         finish_reason=leaf.record.finish_reason,
         extras=source.extras,
+        credits=tuple(credits),
     )
 
 
