@@ -20,12 +20,15 @@ from gristmill.reconstruction import Row, SpanRole
 from gristmill.records import Float32Array, Int32Array, UInt8Array
 
 __all__ = [
+    "ADVANTAGE_DROPPED",
+    "CREDITS_DROPPED",
     "EXTRAS_DROPPED",
     "SPANS_DROPPED",
     "WEIGHT_DROPPED",
     "PromptResponse",
     "Turn",
     "advantage_of",
+    "advantages_of",
     "by_rollout",
     "joined",
     "one_reward",
@@ -39,6 +42,8 @@ __all__ = [
 SPANS_DROPPED: Final = "Rows without their spans: which call sampled which tokens, and the certificates."
 WEIGHT_DROPPED: Final = "Rows of rollouts that make several, without loss_weight: each may count as one rollout."
 EXTRAS_DROPPED: Final = "Extra arrays, such as routed experts, that the format has no place for."
+CREDITS_DROPPED: Final = "Credits of calls and spans, which the format has no place for: the rollout's reward stands."
+ADVANTAGE_DROPPED: Final = "Rows without the advantage of their rollout: the trainer makes its own of the rewards."
 
 
 class PromptResponse(NamedTuple):
@@ -193,6 +198,26 @@ def advantage_of(row: Row) -> float:
         message = f"expected rollout {row.rollout_id!r} to have an advantage, it has none"
         raise ReconstructionError(Code.ADVANTAGE_REQUIRED, message, where=f"row={row.row_id}")
     return row.advantage
+
+
+def advantages_of(row: Row) -> Float32Array:
+    """Return the advantage of every token: a call's or span's own where one was given, else the rollout's.
+
+    Returns:
+        float32[T], 0.0 where the mask is 0.
+
+    Raises:
+        ReconstructionError: `advantage_required`: a trained token has neither.
+    """
+    known = np.full(row.token_ids.size, row.advantage is not None) | (row.loss_mask == 0)
+    advantages = np.where(row.loss_mask == 1, np.float32(row.advantage or 0.0), np.float32(0.0))
+    for credit in row.credits:
+        if credit.advantage is not None:
+            known[credit.start : credit.end] = True
+            advantages[credit.start : credit.end] = credit.advantage
+    if not known.all():
+        advantage_of(row)
+    return advantages
 
 
 def refuse_media(row: Row, name: str) -> None:
