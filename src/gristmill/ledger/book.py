@@ -6,7 +6,6 @@ failed, its books are thrown away and read again. Nobody else writes, so nothing
 
 from __future__ import annotations
 
-import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
@@ -30,6 +29,7 @@ from gristmill.ledger.schema import (
     part_no,
     part_range,
 )
+from gristmill.ledger.session import Session
 from gristmill.ledger.table import Table
 from gristmill.records import CallRecord
 
@@ -83,7 +83,7 @@ def closed_error(key: AttemptKey, state: AttemptState, expected: str) -> LedgerE
     )
 
 
-def _after_last(connection: sqlite3.Connection, table: Table[Any], bounds: tuple[int, int]) -> int:
+def _after_last(connection: Session, table: Table[Any], bounds: tuple[int, int]) -> int:
     """Return the position behind the last row of an attempt."""
     select = f"SELECT max({table.key}) FROM {table.name} WHERE {table.key} BETWEEN ? AND ?"
     (number,) = connection.execute(select, bounds).fetchone()
@@ -129,7 +129,7 @@ class AttemptBook:
             snapshot_id=self.snapshot_id,
         )
 
-    def load(self, connection: sqlite3.Connection) -> None:
+    def load(self, connection: Session) -> None:
         """Read where calls, intents, deliveries and labels stand."""
         bounds = part_range(self.attempt_no)
         intents = "SELECT intent_no, call_id, reason IS NULL FROM intents WHERE intent_no BETWEEN ? AND ?"
@@ -144,7 +144,7 @@ class AttemptBook:
         self.next_delivery = _after_last(connection, DELIVERIES, bounds)
         self.next_label = _after_last(connection, LABELS, bounds)
 
-    def bodies(self, connection: sqlite3.Connection) -> dict[bytes, int]:
+    def bodies(self, connection: Session) -> dict[bytes, int]:
         """Return the numbers of the stored pieces by digest."""
         if self._bodies is None:
             select = "SELECT digest, body_no FROM bodies WHERE body_no BETWEEN ? AND ?"
@@ -180,7 +180,7 @@ class Library:
         clock: unix seconds.
     """
 
-    def __init__(self, connection: sqlite3.Connection, instance: str, clock: Callable[[], float]) -> None:
+    def __init__(self, connection: Session, instance: str, clock: Callable[[], float]) -> None:
         self.connection = connection
         self.instance = instance
         self.now_s: Final = clock
@@ -218,16 +218,31 @@ class Library:
         """Return the book of an attempt, a blank one where it is not there: to check a write before it begins."""
         return self.find(key) or AttemptBook(self._blank(key))
 
+    def exists(self, key: AttemptKey) -> bool:
+        """Tell whether an attempt is there."""
+        return self.find(key) is not None
+
+    def adopt(self, row: AttemptRow) -> int:
+        """Insert the row of an attempt that another ledger has, and return the number it has here."""
+        number = self._insert_attempt(row)
+        self.unsaved_bytes += _ROW_bytes
+        return number
+
     def begin(self, key: AttemptKey) -> AttemptBook:
         """Return the book of an attempt, which begins where it is not there."""
         book = self.find(key)
         if book is not None:
             return book
         row = self._blank(key)
-        # A NULL key lets SQLite give the next number.
-        attempt_no = self.connection.execute(ATTEMPTS.insert, (None, *row[1:])).lastrowid
-        book = self._books[key] = AttemptBook(row._replace(attempt_no=attempt_no or 0))
+        book = self._books[key] = AttemptBook(row._replace(attempt_no=self._insert_attempt(row)))
         return book
+
+    def _insert_attempt(self, row: AttemptRow) -> int:
+        """Insert the row of a new attempt and return its number."""
+        # A NULL key lets SQLite give the next number.
+        self.connection.execute(ATTEMPTS.insert, (None, *row[1:]))
+        (number,) = self.connection.execute("SELECT last_insert_rowid()").fetchone()
+        return number
 
     def _blank(self, key: AttemptKey) -> AttemptRow:
         return AttemptRow(0, *key, AttemptState.OPEN, 0, 0, 0, 0, 0, "[]", None, None, self.now_s(), None)

@@ -11,14 +11,13 @@ writes checksums and snapshot id anew.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.book import AttemptBook
 from gristmill.ledger.protocol import AttemptState
-from gristmill.ledger.reader import read_calls, read_capture, read_late, read_result
+from gristmill.ledger.reader import read_calls, stored_digest
 from gristmill.ledger.schema import (
     DELIVERIES,
     EXCHANGES,
@@ -30,8 +29,7 @@ from gristmill.ledger.schema import (
     CallRow,
     part_range,
 )
-from gristmill.ledger.setups import read_setup
-from gristmill.ledger.snapshot import snapshot_id
+from gristmill.ledger.session import Session
 from gristmill.records import CallRecord
 
 __all__ = ["check_attempt"]
@@ -39,7 +37,7 @@ __all__ = ["check_attempt"]
 _FROZEN = frozenset({AttemptState.FROZEN, AttemptState.ABANDONED})
 
 
-def check_attempt(connection: sqlite3.Connection, attempt: AttemptRow) -> Iterator[str]:
+def check_attempt(connection: Session, attempt: AttemptRow) -> Iterator[str]:
     """Say, a sentence each, where what is stored of an attempt contradicts itself."""
     try:
         calls = read_calls(connection, attempt)
@@ -58,9 +56,7 @@ def _differs(what: str, expected: object, got: object) -> Iterator[str]:
         yield f"expected {what} {expected!r}, got {got!r}"
 
 
-def _columns(
-    connection: sqlite3.Connection, attempt: AttemptRow, calls: Sequence[tuple[CallRow, CallRecord]]
-) -> Iterator[str]:
+def _columns(connection: Session, attempt: AttemptRow, calls: Sequence[tuple[CallRow, CallRecord]]) -> Iterator[str]:
     """Compare what is stored beside the records with the records."""
     bounds = part_range(attempt.attempt_no)
     with_tokens = _numbers(connection, TOKENS.name, bounds)
@@ -89,14 +85,12 @@ def _columns(
             yield f"expected labels of the attempt's calls only, got one of {row.call_id!r}"
 
 
-def _numbers(connection: sqlite3.Connection, table: str, bounds: tuple[int, int]) -> set[int]:
+def _numbers(connection: Session, table: str, bounds: tuple[int, int]) -> set[int]:
     select = f"SELECT call_no FROM {table} WHERE call_no BETWEEN ? AND ?"
     return {number for (number,) in connection.execute(select, bounds)}
 
 
-def _counters(
-    connection: sqlite3.Connection, attempt: AttemptRow, calls: Sequence[tuple[bool, CallRecord]]
-) -> Iterator[str]:
+def _counters(connection: Session, attempt: AttemptRow, calls: Sequence[tuple[bool, CallRecord]]) -> Iterator[str]:
     """Count the calls again."""
     blank = {"calls": 0, "lost": 0, "usable_calls": 0, "sampled_tokens": 0, "prompt_tokens": 0, "models": "[]"}
     book = AttemptBook(attempt._replace(**blank, state=AttemptState.OPEN, first_at=None, last_at=None))
@@ -117,7 +111,7 @@ def _counters(
         yield from _differs(f"{name} of the attempt", getattr(counted, name), getattr(attempt, name))
 
 
-def _state(connection: sqlite3.Connection, attempt: AttemptRow) -> Iterator[str]:
+def _state(connection: Session, attempt: AttemptRow) -> Iterator[str]:
     """Compare the state with what brings it about."""
     if attempt.state not in set(AttemptState):
         yield f"expected a state of an attempt, got {attempt.state!r}"
@@ -129,10 +123,8 @@ def _state(connection: sqlite3.Connection, attempt: AttemptRow) -> Iterator[str]
             yield f"expected no snapshot of an attempt that is {attempt.state}, got {attempt.snapshot_id!r}"
 
 
-def _snapshot(connection: sqlite3.Connection, attempt: AttemptRow) -> Iterator[str]:
+def _snapshot(connection: Session, attempt: AttemptRow) -> Iterator[str]:
     """Read everything, so that each checksum is compared, and digest it again where the digest is known."""
-    capture = read_capture(connection, attempt, exchanges=True)
-    result, late = read_result(connection, attempt), read_late(connection, attempt)
-    digest = snapshot_id(capture, result, late, read_setup(connection, attempt))
+    digest = stored_digest(connection, attempt)
     if attempt.snapshot_id is not None and attempt.state in _FROZEN:
         yield from _differs("the snapshot id of what is stored", digest, attempt.snapshot_id)

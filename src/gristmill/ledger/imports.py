@@ -15,7 +15,7 @@ from gristmill.errors import Code, LedgerError
 from gristmill.ledger.book import AttemptBook, Library, name_of
 from gristmill.ledger.calls import as_read, check_delta
 from gristmill.ledger.protocol import AttemptKey, AttemptState, Imported, StoredCall
-from gristmill.ledger.reader import find_attempt, read_capture, read_late, read_result
+from gristmill.ledger.reader import find_attempt, stored_digest
 from gristmill.ledger.schema import INTENTS, RESULTS, IntentRow, part_no
 from gristmill.ledger.snapshot import snapshot_id
 from gristmill.ledger.writes import add_call, check_base, prepare_call, prepare_result
@@ -115,9 +115,7 @@ def _stored_digest(library: Library, key: AttemptKey) -> str:
     # What the attempt's row says of its content may have been edited; the content decides.
     library.write_rows()
     connection = library.connection
-    row = find_attempt(connection, key)
-    capture = read_capture(connection, row, exchanges=True)
-    return snapshot_id(capture, read_result(connection, row), read_late(connection, row))
+    return stored_digest(connection, find_attempt(connection, key), with_setup=False)
 
 
 def _add(library: Library, key: AttemptKey, capture: Capture, result: Result | None, digest: str) -> None:

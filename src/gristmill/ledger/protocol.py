@@ -10,7 +10,7 @@ it is, can be read with `late`, and is never a record of the capture: there it s
 An attempt may be opened with a setup before it has a call, and its calls may be labelled; a label is advice, kept as
 an event like a delivery.
 
-Not here: any particular store (memory, SQLite).
+Not here: any particular store (memory, SQLite, PostgreSQL).
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from gristmill.errors import Code, LedgerError
 from gristmill.records import CallRecord, Capture, Delivery, Exchange, Purpose, Result, TokenDelta
 
 __all__ = [
     "LATE_REASON",
+    "LOST_WITH_WRITER",
     "SETUP_SCHEMA",
+    "AttemptElsewhere",
     "AttemptKey",
     "AttemptSetup",
     "AttemptState",
@@ -39,6 +42,8 @@ __all__ = [
 LATE_REASON: Final = "its outcome came after the rollout had finished"
 """Why a call whose outcome was late counts as lost."""
 
+LOST_WITH_WRITER: Final = "the process that made the call ended before its outcome"
+"""Why a call counts as lost that was in flight when its writer ended."""
 
 SETUP_SCHEMA: Final = 1
 """Version of `AttemptSetup`; readers refuse newer ones."""
@@ -58,6 +63,24 @@ class AttemptState(StrEnum):
     FINISHED = "finished"
     FROZEN = "frozen"
     ABANDONED = "abandoned"
+
+
+class AttemptElsewhere(LedgerError):
+    """The attempt belongs to another process that writes to the same ledger, and lives.
+
+    Attributes:
+        address: where that process can be reached, None where it did not say.
+    """
+
+    def __init__(self, key: AttemptKey, address: str | None) -> None:
+        where = "" if address is None else f" at {address}"
+        super().__init__(
+            f"expected an attempt that nobody else has, {key.rollout_id}/{key.attempt} is another process's{where}",
+            code=Code.ATTEMPT_ELSEWHERE,
+            where=key.rollout_id,
+            hint="ask there" if address is not None else "try again when that process has ended",
+        )
+        self.address = address
 
 
 class AttemptSetup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

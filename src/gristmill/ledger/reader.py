@@ -7,7 +7,6 @@ Not here: connections and transactions (database), lines of `ls` (summaries).
 
 from __future__ import annotations
 
-import sqlite3
 from typing import cast
 
 from gristmill.canonical import loads
@@ -31,15 +30,18 @@ from gristmill.ledger.schema import (
     CallRow,
     part_range,
 )
+from gristmill.ledger.session import Session
+from gristmill.ledger.setups import read_setup
+from gristmill.ledger.snapshot import snapshot_id
 from gristmill.records import CallRecord, Capture, Delivery, LostCall, Purpose, PurposeLabel, Result, TokenDelta
 
-__all__ = ["find_attempt", "read_calls", "read_capture", "read_late", "read_result"]
+__all__ = ["find_attempt", "read_calls", "read_capture", "read_late", "read_result", "stored_digest"]
 
 _IN_ATTEMPT = "WHERE {0} BETWEEN ? AND ? ORDER BY {0}"
 _CALLS_IN_ATTEMPT = _IN_ATTEMPT.format("call_no")
 
 
-def find_attempt(connection: sqlite3.Connection, key: AttemptKey) -> AttemptRow:
+def find_attempt(connection: Session, key: AttemptKey) -> AttemptRow:
     """Read the row of an attempt.
 
     Raises:
@@ -52,9 +54,7 @@ def find_attempt(connection: sqlite3.Connection, key: AttemptKey) -> AttemptRow:
     return row
 
 
-def read_capture(
-    connection: sqlite3.Connection, attempt: AttemptRow, *, tokens: bool = True, exchanges: bool = False
-) -> Capture:
+def read_capture(connection: Session, attempt: AttemptRow, *, tokens: bool = True, exchanges: bool = False) -> Capture:
     """Read what was captured of an attempt, without late outcomes.
 
     Raises:
@@ -89,7 +89,7 @@ def read_capture(
     )
 
 
-def read_late(connection: sqlite3.Connection, attempt: AttemptRow) -> tuple[StoredCall, ...]:
+def read_late(connection: Session, attempt: AttemptRow) -> tuple[StoredCall, ...]:
     """Read the outcomes that came after an attempt had finished; `LedgerError` as `read_capture`."""
     bounds = part_range(attempt.attempt_no)
     by_no = {row.call_no: record for row, record in read_calls(connection, attempt) if row.late}
@@ -103,7 +103,7 @@ def read_late(connection: sqlite3.Connection, attempt: AttemptRow) -> tuple[Stor
     )
 
 
-def read_calls(connection: sqlite3.Connection, attempt: AttemptRow) -> list[tuple[CallRow, CallRecord]]:
+def read_calls(connection: Session, attempt: AttemptRow) -> list[tuple[CallRow, CallRecord]]:
     """Read the rows of an attempt's outcomes, late ones included, with the records they hold; as `read_capture`."""
     bounds = part_range(attempt.attempt_no)
     deliveries = {
@@ -115,7 +115,7 @@ def read_calls(connection: sqlite3.Connection, attempt: AttemptRow) -> list[tupl
     return [(row, read_record(row, deliveries.get(row.call_id), labels.get(row.call_id))) for row in rows]
 
 
-def _labels(connection: sqlite3.Connection, bounds: tuple[int, int]) -> dict[str, Purpose]:
+def _labels(connection: Session, bounds: tuple[int, int]) -> dict[str, Purpose]:
     labels: dict[str, Purpose] = {}
     for row in LABELS.rows(connection, _IN_ATTEMPT.format("label_no"), bounds):
         purpose = own_purpose(Purpose(PurposeLabel(row.label), row.evidence))
@@ -129,9 +129,7 @@ def _labels(connection: sqlite3.Connection, bounds: tuple[int, int]) -> dict[str
     return labels
 
 
-def _deltas(
-    connection: sqlite3.Connection, bounds: tuple[int, int], by_no: dict[int, CallRecord]
-) -> dict[str, TokenDelta]:
+def _deltas(connection: Session, bounds: tuple[int, int], by_no: dict[int, CallRecord]) -> dict[str, TokenDelta]:
     deltas: dict[str, TokenDelta] = {}
     for row in TOKENS.rows(connection, _CALLS_IN_ATTEMPT, bounds):
         record = by_no.get(row.call_no)
@@ -140,9 +138,7 @@ def _deltas(
     return deltas
 
 
-def _exchanges(
-    connection: sqlite3.Connection, bounds: tuple[int, int], by_no: dict[int, CallRecord]
-) -> StoredExchanges:
+def _exchanges(connection: Session, bounds: tuple[int, int], by_no: dict[int, CallRecord]) -> StoredExchanges:
     rows = {
         by_no[row.call_no].model_call_id: row
         for row in EXCHANGES.rows(connection, _CALLS_IN_ATTEMPT, bounds)
@@ -152,7 +148,7 @@ def _exchanges(
     return StoredExchanges(rows, texts)
 
 
-def read_result(connection: sqlite3.Connection, attempt: AttemptRow) -> Result | None:
+def read_result(connection: Session, attempt: AttemptRow) -> Result | None:
     """Read what the harness of an attempt handed back.
 
     Raises:
@@ -174,3 +170,10 @@ def read_result(connection: sqlite3.Connection, attempt: AttemptRow) -> Result |
         group_id=row.group_id,
         metadata=cast("dict[str, object]", metadata),
     )
+
+
+def stored_digest(connection: Session, attempt: AttemptRow, *, with_setup: bool = True) -> str:
+    """Read an attempt whole and digest it as its snapshot id does; `LedgerError` as `read_capture`."""
+    capture = read_capture(connection, attempt, exchanges=True)
+    result, late = read_result(connection, attempt), read_late(connection, attempt)
+    return snapshot_id(capture, result, late, read_setup(connection, attempt) if with_setup else None)

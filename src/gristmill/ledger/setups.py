@@ -9,7 +9,6 @@ Not here: keys themselves (gateway).
 from __future__ import annotations
 
 import re
-import sqlite3
 from math import isfinite
 from typing import Final, NamedTuple, cast
 
@@ -21,6 +20,7 @@ from gristmill.ledger.book import Library, check_names, closed_error, name_of
 from gristmill.ledger.calls import checksum
 from gristmill.ledger.protocol import SETUP_SCHEMA, AttemptKey, AttemptSetup, AttemptState
 from gristmill.ledger.schema import SETUPS, AttemptRow, SetupRow
+from gristmill.ledger.session import Session
 
 __all__ = ["Begin", "Revoke", "key_exists", "prepare_setup", "read_grants", "read_setup", "setup_checksum", "setup_of"]
 
@@ -28,7 +28,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _GRANTING: Final = (AttemptState.OPEN, AttemptState.FINISHED)
 _GRANTS: Final = (
     "SELECT key_digest, rollout_id, attempt FROM setups JOIN attempts USING (attempt_no) "
-    "WHERE key_digest IS NOT NULL AND NOT revoked AND state IN (?, ?) ORDER BY attempt_no"
+    "WHERE key_digest IS NOT NULL AND revoked = 0 AND state IN (?, ?) ORDER BY attempt_no"
 )
 
 
@@ -121,7 +121,7 @@ class Revoke(NamedTuple):
         library.connection.execute("UPDATE setups SET revoked = 1 WHERE attempt_no = ?", (book.attempt_no,))
 
 
-def read_setup(connection: sqlite3.Connection, attempt: AttemptRow) -> AttemptSetup | None:
+def read_setup(connection: Session, attempt: AttemptRow) -> AttemptSetup | None:
     """Read what an attempt was opened with, None where nobody opened it.
 
     Raises:
@@ -161,7 +161,7 @@ def _mapping(text: bytes, where: str) -> dict[str, object]:
     return cast("dict[str, object]", plain_numbers(loads(text, where), where))
 
 
-def read_grants(connection: sqlite3.Connection) -> list[tuple[str, AttemptKey]]:
+def read_grants(connection: Session) -> list[tuple[str, AttemptKey]]:
     """Read which key digests open which attempts."""
     rows = connection.execute(_GRANTS, _GRANTING)
     return [(digest, AttemptKey(rollout_id, attempt)) for digest, rollout_id, attempt in rows]

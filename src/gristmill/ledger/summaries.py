@@ -6,7 +6,6 @@ who takes hours never holds back the writer, and no page depends on how many cam
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ import msgspec
 
 from gristmill.ledger.protocol import AttemptKey, AttemptState, Counts, Summary
 from gristmill.ledger.schema import ATTEMPTS
+from gristmill.ledger.session import Session
 
 __all__ = ["PAGE", "counts", "summary_page"]
 
@@ -35,7 +35,7 @@ _decode_models = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 def summary_page(
-    connection: sqlite3.Connection, after: int, state: AttemptState | None, group_id: str | None, size: int = PAGE
+    connection: Session, after: int, state: AttemptState | None, group_id: str | None, size: int = PAGE
 ) -> list[tuple[int, Summary]]:
     """Read the summaries behind attempt number `after`, each with its own number; an empty page is the end."""
     conditions, parameters = "", list[str]()
@@ -70,10 +70,11 @@ def _summary(row: Sequence[Any]) -> Summary:
     )
 
 
-def counts(connection: sqlite3.Connection) -> Counts:
+def counts(connection: Session) -> Counts:
     """Add up all attempts."""
     names = ("calls", "lost", "usable_calls", "sampled_tokens", "prompt_tokens")
-    sums = ", ".join(f"sum({name})" for name in names)
+    # Sums of integers are not integers in every database.
+    sums = ", ".join(f"CAST(sum({name}) AS BIGINT)" for name in names)
     by_state: dict[AttemptState, int] = {}
     totals = dict.fromkeys(names, 0)
     for state, attempts, *values in connection.execute(f"SELECT state, count(*), {sums} FROM attempts GROUP BY state"):

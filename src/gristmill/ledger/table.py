@@ -5,19 +5,21 @@ Invariant: no column name or order is written down anywhere else.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-__all__ = ["Table"]
+from gristmill.ledger.session import Session
+
+__all__ = ["Table", "kinds_of"]
 
 RowT = TypeVar("RowT", bound=NamedTuple)
 
 _TYPES: Final = {int: "INTEGER", str: "TEXT", bytes: "BLOB", float: "REAL"}
 
 
-def _kinds(hint: Any) -> tuple[type, ...]:
+def kinds_of(hint: Any) -> tuple[type, ...]:
+    """Return the types that a column's annotation allows."""
     return get_args(hint) if get_origin(hint) is UnionType else (hint,)
 
 
@@ -53,6 +55,8 @@ class Table(Generic[RowT]):
         self.row = row
         self.columns: tuple[str, ...] = row._fields
         self.key = self.columns[0]
+        self.unique: Final = tuple(unique)
+        self.indexed: Final = tuple(indexed)
         names = ", ".join(self.columns)
         self.insert: Final = f"INSERT INTO {name} ({names}) VALUES ({', '.join('?' * len(self.columns))})"
         changed = ", ".join(f"{column} = ?" for column in self.columns[1:])
@@ -62,8 +66,8 @@ class Table(Generic[RowT]):
         if references is not None:
             rest += f" REFERENCES {references}"
         hints: Mapping[str, Any] = get_type_hints(row)
-        self._kinds: Final = tuple(_kinds(hints[column]) for column in self.columns)
-        columns = zip(self.columns, self._kinds, strict=True)
+        self.kinds: Final = tuple(kinds_of(hints[column]) for column in self.columns)
+        columns = zip(self.columns, self.kinds, strict=True)
         lines = [_column(column, kinds, rest if column == self.key else "") for column, kinds in columns]
         if unique:
             lines.append(f"UNIQUE ({', '.join(unique)})")
@@ -76,18 +80,18 @@ class Table(Generic[RowT]):
         """Return the parameters of `update`."""
         return (*row[1:], row[0])
 
-    def rows(self, connection: sqlite3.Connection, where: str = "", parameters: Sequence[Any] = ()) -> Iterator[RowT]:
+    def rows(self, connection: Session, where: str = "", parameters: Sequence[Any] = ()) -> Iterator[RowT]:
         """Read rows; `where` is SQL behind the table's name.
 
         Raises:
             TypeError: a value is not of its column's type, which only a damaged file has.
         """
         for values in connection.execute(f"{self._select} {where}", parameters):
-            for value, kinds in zip(values, self._kinds, strict=True):
+            for value, kinds in zip(values, self.kinds, strict=True):
                 if type(value) not in kinds:
                     raise TypeError(f"table {self.name}: expected {kinds}, got {type(value)}")
             yield self.row._make(values)
 
-    def one(self, connection: sqlite3.Connection, where: str, parameters: Sequence[Any]) -> RowT | None:
+    def one(self, connection: Session, where: str, parameters: Sequence[Any]) -> RowT | None:
         """Read the row that a condition names, None where there is none."""
         return next(self.rows(connection, where, parameters), None)

@@ -57,6 +57,7 @@ __all__ = [
     "Admit",
     "AdmitAll",
     "Begin",
+    "Claim",
     "Commit",
     "Deliver",
     "Finish",
@@ -128,6 +129,16 @@ def _next(position: int, key: AttemptKey) -> int:
             where=key.rollout_id,
         )
     return position
+
+
+class Claim(NamedTuple):
+    """The attempt is about to take calls here; where several processes write, it is this one's from then on."""
+
+    key: AttemptKey
+
+    def apply(self, library: Library) -> None:
+        """Make it this writer's."""
+        library.known(self.key)
 
 
 class Admit(NamedTuple):
