@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from gristmill.errors import Code, LedgerError
+from gristmill.ledger.address import LedgerAddress
 from gristmill.ledger.check import check_attempt
 from gristmill.ledger.copying import AttemptRows, read_rows
 from gristmill.ledger.protocol import AttemptKey, AttemptSetup, AttemptState, Counts, StoredCall, Summary
@@ -32,6 +33,11 @@ class LedgerReader(ABC):
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Session]:
         """Lend a connection that sees one state of the ledger."""
+
+    @property
+    @abstractmethod
+    def address(self) -> LedgerAddress:
+        """Where the ledger is."""
 
     @abstractmethod
     def close(self) -> None:

@@ -68,6 +68,11 @@ class SqliteReader(LedgerReader):
         self._shut = False
         self._idle.append(open_reader(self.path))
 
+    @property
+    def address(self) -> Path:
+        """Where the ledger is."""
+        return self.path
+
     @contextmanager
     def _reading(self) -> Generator[sqlite3.Connection]:
         """Lend a connection that sees one state of the ledger."""

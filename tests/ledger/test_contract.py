@@ -25,7 +25,7 @@ from gristmill.ledger import (
     StoredCall,
     snapshot_id,
 )
-from gristmill.records import RECORD_SCHEMA, Capture, Delivery, Exchange, LostCall, Result, TokenDelta
+from gristmill.records import Capture, Delivery, Exchange, LostCall, Result, TokenDelta
 from tests.ledger.attempts import ODD_JSON, chain, comparable, fill, lone, refused, same_tokens
 
 KEY = AttemptKey("r", 0)
@@ -62,7 +62,7 @@ def test_what_a_gateway_knows_of_a_call_is_kept(ledger: Ledger) -> None:
     )
     ledger.commit(KEY, call)
     [record] = ledger.read(KEY)[0].records
-    assert record == msgspec.structs.replace(call.record, rollout_id="r", schema=RECORD_SCHEMA)
+    assert record == msgspec.structs.replace(call.record, rollout_id="r", schema=2)
 
 
 def test_parts_can_be_left_out(ledger: Ledger) -> None:
