@@ -110,6 +110,10 @@ class StoredExchanges(Mapping[str, Exchange]):
         self._rows: Final = rows
         self._texts: Final = texts
 
+    def stored(self) -> tuple[Mapping[str, ExchangeRow], Mapping[int, bytes]]:
+        """Give the rows by call id, and the attempt's pieces by number, as they are stored."""
+        return self._rows, self._texts
+
     def texts(self) -> Iterator[tuple[str, ExchangeTexts]]:
         """Yield each exchange as JSON texts, in the order of the call ids."""
         expand = expander(self._texts)
