@@ -24,8 +24,10 @@ def captured(calls: list[Json] | None = None, rollout_id: str = "r") -> Capture:
     return rollout.capture
 
 
-def made(capture: Capture, *texts: str, mode: RowMode = RowMode.MERGED, **fields: Any) -> tuple[Outcome, Result]:
+def made(
+    capture: Capture, *texts: str, mode: RowMode = RowMode.MERGED, advantage: float | None = None, **fields: Any
+) -> tuple[Outcome, Result]:
     """Select and rebuild an attempt whose result holds the given replies."""
     value = returned(*(texts or TWO_TURNS))
     result = Result(value=value, reward=1.0, group_id="g", **fields)
-    return run_rollout(capture, result, resolve_selection_policy(), mode=mode), result
+    return run_rollout(capture, result, resolve_selection_policy(), mode=mode, advantage=advantage), result

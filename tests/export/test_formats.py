@@ -10,6 +10,7 @@ from gristmill.errors import Code, ConfigError
 from gristmill.export import DEFAULT_FORMAT, FORMATS, ExportWriter, Loss, Manifest, Needs, loss_lines, open_export
 from gristmill.export.messages import conversations
 from gristmill.export.trainers import PROJECTIONS
+from tests.cli.stories import story
 from tests.export.attempts import captured, made
 
 
@@ -85,10 +86,11 @@ def test_every_loss_has_a_statement() -> None:
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_attempts_end_up_in_exactly_one_place(tmp_path: Path, name: str) -> None:
     """Every format writes records or a refusal of an attempt, and the manifest counts both."""
+    calls = [{**line, "sampling": {"temperature": 1.0}} for line in story()]
     with opened(name, tmp_path / "out") as writer:
         for rollout_id, texts in (("a", ()), ("b", ("nobody said this",))):
-            capture = captured(rollout_id=rollout_id)
-            outcome, result = made(capture, *texts)
+            capture = captured(calls, rollout_id)
+            outcome, result = made(capture, *texts, advantage=0.5)
             writer.add(capture, result, outcome)
         manifest = writer.finish()
     assert manifest.rollouts.selected + manifest.rollouts.rejected == 2

@@ -9,10 +9,12 @@ import msgspec
 
 from gristmill.export.trainers import Source
 from gristmill.reconstruction import Rollout, Row, RowMode, rebuild
-from gristmill.records import Capture, Result, WeightSpan
+from gristmill.records import Capture, Result, Sampling, WeightSpan
 from tests.reconstruction.attempts import Call, attempt
 
-__all__ = ["generated", "plain", "source_of"]
+__all__ = ["AT_ONE", "generated", "plain", "source_of"]
+
+AT_ONE = Sampling(temperature=1.0)
 
 
 def source_of(
@@ -24,8 +26,8 @@ def source_of(
     advantage: float | None = 0.5,
     group_id: str | None = "g1",
 ) -> Source:
-    """Rebuild all calls of one model; the rows of a rollout with a reward and an advantage."""
-    made = attempt(*calls)
+    """Rebuild all calls of one model; the rows of a rollout with a reward and an advantage, sampled at 1."""
+    made = attempt(*(msgspec.structs.replace(call, fields={"sampling": AT_ONE, **call.fields}) for call in calls))
     selected = [record.model_call_id for record in made.records if record.model in {None, "m"}]
     rollout = Rollout(rollout_id=rollout_id, attempt=0, group_id=group_id, reward=reward, advantage=advantage)
     rebuilt = rebuild(made.records, made.tokens, selected, rollout, mode=mode)

@@ -22,7 +22,7 @@ from gristmill.pipeline import run_rollout
 from gristmill.reconstruction import Row, RowExtras, RowMode
 from gristmill.records import MediaSpan, Result
 from gristmill.selection import resolve_selection_policy
-from tests.cli.stories import TWO_TURNS, returned
+from tests.cli.stories import TWO_TURNS, returned, story
 from tests.export.attempts import captured
 from tests.export.folders import findings, reseal
 from tests.export.trainers.rollouts import generated, plain, source_of
@@ -140,7 +140,8 @@ def test_media_are_refused_or_carried(projection: Projection) -> None:
 @pytest.fixture
 def attempts() -> list[Any]:
     result = Result(value=returned(*TWO_TURNS), reward=1.0, group_id="g")
-    captures = [captured(rollout_id=rollout_id) for rollout_id in ("a", "b")]
+    calls = [{**line, "sampling": {"temperature": 1.0}} for line in story()]
+    captures = [captured(calls, rollout_id) for rollout_id in ("a", "b")]
     policy = resolve_selection_policy()
     return [(capture, result, run_rollout(capture, result, policy, advantage=0.5)) for capture in captures]
 

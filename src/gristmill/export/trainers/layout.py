@@ -22,7 +22,10 @@ from gristmill.records import Float32Array, Int32Array, UInt8Array
 __all__ = [
     "ADVANTAGE_DROPPED",
     "CREDITS_DROPPED",
+    "CREDITS_WITHOUT_ADVANTAGE",
     "EXTRAS_DROPPED",
+    "REWARD_DROPPED",
+    "ROUTED_EXPERTS",
     "SPANS_DROPPED",
     "WEIGHT_DROPPED",
     "PromptResponse",
@@ -36,13 +39,19 @@ __all__ = [
     "prompt_response",
     "refuse_media",
     "reward_of",
+    "routed_experts_of",
     "turns_of",
 ]
+
+ROUTED_EXPERTS: Final = "routed_experts"
+"""The extra array that holds the experts of each token, [tokens, layers, experts of a token]."""
 
 SPANS_DROPPED: Final = "Rows without their spans: which call sampled which tokens, and the certificates."
 WEIGHT_DROPPED: Final = "Rows of rollouts that make several, without loss_weight: each may count as one rollout."
 EXTRAS_DROPPED: Final = "Extra arrays, such as routed experts, that the format has no place for."
 CREDITS_DROPPED: Final = "Credits of calls and spans, which the format has no place for: the rollout's reward stands."
+CREDITS_WITHOUT_ADVANTAGE: Final = "Credits of calls and spans without an advantage: that of the rollout stands."
+REWARD_DROPPED: Final = "Rows without the reward of their rollout: the advantages stand for it."
 ADVANTAGE_DROPPED: Final = "Rows without the advantage of their rollout: the trainer makes its own of the rewards."
 
 
@@ -82,7 +91,7 @@ def joined(
     response_mask: npt.ArrayLike,
     response_logprobs: npt.ArrayLike | None,
 ) -> Kept:
-    """Put a cut row together again; what `prompt_response` cut comes out equal."""
+    """Put a row that was cut anywhere before its first trained token together again."""
     prompt, response = np.asarray(prompt_ids, np.int32), np.asarray(response_ids, np.int32)
     mask = np.concatenate([np.zeros(prompt.size, np.uint8), np.asarray(response_mask, np.uint8)])
     logprobs = None
@@ -218,6 +227,27 @@ def advantages_of(row: Row) -> Float32Array:
     if not known.all():
         advantage_of(row)
     return advantages
+
+
+def routed_experts_of(row: Row) -> Int32Array | None:
+    """Return the experts that each token but the last was routed to, as engines give them.
+
+    Returns:
+        int32[T − 1, layers, experts of a token]; None where they were not captured for all of these tokens.
+    """
+    arrays = [array for array in row.extras.arrays if array.name == ROUTED_EXPERTS]
+    end = 0
+    for array in arrays:
+        values = array.values
+        if array.start != end or values.ndim != 3 or values.dtype.kind not in "iu":
+            return None
+        if values.shape[1:] != arrays[0].values.shape[1:]:
+            return None
+        end += values.shape[0]
+    wanted = row.token_ids.size - 1
+    if not arrays or end not in {wanted, wanted + 1}:
+        return None
+    return np.concatenate([array.values for array in arrays])[:wanted].astype(np.int32)
 
 
 def refuse_media(row: Row, name: str) -> None:

@@ -10,11 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gristmill.export.trainers import slime
+from gristmill.export.trainers.areal import AREAL
+from gristmill.export.trainers.miles import MILES
+from gristmill.export.trainers.prime_rl import PRIME_RL
 from gristmill.export.trainers.projection import Projection
+from gristmill.export.trainers.slime import SLIME
+from gristmill.export.trainers.tinker import TINKER
 
 __all__ = ["PROJECTIONS"]
 
 PROJECTIONS: Final[Mapping[str, Projection]] = {
-    projection.name: projection for projection in (slime.SLIME, slime.MILES)
+    projection.name: projection
+    for projection in (
+        TINKER,
+        SLIME,
+        MILES,
+        PRIME_RL,
+        AREAL,
+    )
 }

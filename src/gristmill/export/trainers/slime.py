@@ -1,7 +1,8 @@
-"""slime's and miles' `Sample`: whole token sequence, and mask and log-probabilities over the response.
+"""slime's `Sample`: whole token sequence, and mask and log-probabilities over the response.
 
 Invariant: `response_length`, `loss_mask` and `rollout_log_probs` cover exactly the tokens after the prompt of the row's
-first call. All rows of a rollout have one reward; a rollout of several rewards is refused.
+first call. All rows of a rollout have one reward and one `rollout_id`, by which slime adds their tokens up to one
+rollout: that is `loss_weight`. A rollout of several rewards is refused.
 
 Not here: slime's batches (slime makes them of samples), and text: `prompt` and `response` stay empty.
 """
@@ -9,51 +10,75 @@ Not here: slime's batches (slime makes them of samples), and text: `prompt` and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
 import numpy as np
 
+from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
+    CREDITS_DROPPED,
     EXTRAS_DROPPED,
+    ROUTED_EXPERTS,
     SPANS_DROPPED,
-    WEIGHT_DROPPED,
     joined,
     one_reward,
     prompt_response,
     refuse_media,
+    routed_experts_of,
 )
+from gristmill.export.trainers.objects import fields_of, trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
-from gristmill.reconstruction import Row
+from gristmill.reconstruction import Row, SpanRole
 
-__all__ = ["MILES", "SLIME"]
+__all__ = ["LOSSES", "METADATA", "SLIME", "advantages", "made_of", "restore_sample", "sample_rows", "samples"]
 
-_LOSSES: Final = {
+METADATA: Final = "gristmill"
+"""The key of a sample's metadata under which the row's ids, its advantage and its weight stand."""
+
+LOSSES: Final = {
     "spans": SPANS_DROPPED,
-    "loss_weight": WEIGHT_DROPPED,
     "extras": EXTRAS_DROPPED,
+    "credits": CREDITS_DROPPED,
     "text": "Samples without the text of prompt and response: only tokens are trained.",
 }
+_INSTALL: Final = "install slime from its repository, THUDM/slime: the package of this name on PyPI is another one"
 
 
-def _samples(name: str, source: Source, losses: Counter[str]) -> Sequence[Sample]:
+def sample_rows(name: str, weighed: bool, source: Source, losses: Counter[str]) -> Sequence[Sample]:
+    """Make a sample of each row.
+
+    Args:
+        name: of the trainer, for refusals.
+        weighed: the trainer adds up samples of one `rollout_id`; else each counts alone, which is a loss.
+        source: the attempt.
+        losses: counts up what was dropped.
+
+    Raises:
+        ReconstructionError: `reward_missing`, `rewards_differ`, `not_expressible`.
+    """
     reward = one_reward(source.rows)
     made: list[Sample] = []
     for row in source.rows:
         refuse_media(row, name)
+        fields = _fields(row, reward)
+        experts = sum(array.name == ROUTED_EXPERTS for array in row.extras.arrays)
         losses["spans"] += 1
         losses["text"] += 1
-        losses["loss_weight"] += row.row_count > 1
-        losses["extras"] += len(row.extras.arrays)
-        made.append(Sample((row.row_id,), _fields(row, reward)))
+        losses["extras"] += len(row.extras.arrays) - (experts if "rollout_routed_experts" in fields else 0)
+        losses["credits"] += len(row.credits)
+        if not weighed:
+            losses["loss_weight"] += row.row_count > 1
+        made.append(Sample((row.row_id,), fields))
     return made
 
 
 def _fields(row: Row, reward: float) -> dict[str, Any]:
     cut = prompt_response(row)
-    versions = dict.fromkeys(span.weight_version for span in row.spans if span.weight_version is not None)
+    trained = [span.weight_version for span in row.spans if span.role is SpanRole.SAMPLED]
+    experts = routed_experts_of(row)
     return {
         "group_index": _number(row.group_id if row.group_id is not None else row.rollout_id),
         "index": _number(row.row_id),
@@ -62,19 +87,31 @@ def _fields(row: Row, reward: float) -> dict[str, Any]:
         "response_length": int(cut.response_ids.size),
         "reward": reward,
         "loss_mask": cut.response_mask,
-        "weight_versions": list(versions),
+        "weight_versions": [version for version in trained if version is not None],
         "rollout_log_probs": cut.response_logprobs,
+        **({} if experts is None else {"rollout_routed_experts": experts}),
         "status": "truncated" if row.truncated else "completed",
-        "metadata": {"rollout_id": row.rollout_id, "attempt": row.attempt, "row_id": row.row_id},
+        "session_id": row.rollout_id,
+        "metadata": {
+            METADATA: {
+                "rollout_id": row.rollout_id,
+                "attempt": row.attempt,
+                "group_id": row.group_id,
+                "row_id": row.row_id,
+                "advantage": row.advantage,
+                "loss_weight": row.loss_weight,
+            }
+        },
     }
 
 
 def _number(text: str) -> int:
-    """Return a number of 53 bits that stands for an id: the trainer compares them only for equality."""
+    """Return a number of 53 bits that stands for an id: the trainer compares them, and JSON keeps them."""
     return int.from_bytes(sha256(text.encode("utf-8", "surrogatepass")).digest()[:7]) >> 3
 
 
-def _restore(fields: Mapping[str, Any]) -> Sequence[Kept]:
+def restore_sample(fields: Mapping[str, Any]) -> Sequence[Kept]:
+    """Read back what a sample keeps of its row."""
     tokens = np.asarray(fields["tokens"], np.int32)
     at = tokens.size - fields["response_length"]
     return (joined(tokens[:at], tokens[at:], fields["loss_mask"], fields["rollout_log_probs"]),)
@@ -82,17 +119,52 @@ def _restore(fields: Mapping[str, Any]) -> Sequence[Kept]:
 
 SLIME: Final = Projection(
     name="slime",
-    title="slime: one Sample a row.",
-    made_for="slime 0.3",
-    losses=_LOSSES,
-    samples=partial(_samples, "slime"),
-    restore=_restore,
+    title="slime: one Sample a row; the rows of a rollout share its rollout_id.",
+    made_for="slime 0.4.0",
+    losses=LOSSES,
+    samples=partial(sample_rows, "slime", True),
+    restore=restore_sample,
 )
-MILES: Final = Projection(
-    name="miles",
-    title="miles: one Sample a row.",
-    made_for="miles-rl 0.0.2",
-    losses=_LOSSES,
-    samples=partial(_samples, "miles"),
-    restore=_restore,
-)
+
+
+def samples(rows: Iterable[Row]) -> list[Any]:
+    """Make slime's own samples, `slime.utils.types.Sample`.
+
+    Args:
+        rows: rollouts in a piece.
+
+    Raises:
+        ConfigError: `trainer_missing`.
+        ReconstructionError: `reward_missing`, `rewards_differ`, `not_expressible`.
+        ExportError: `row_missing`.
+    """
+    return made_of(trainer_module("slime.utils.types", _INSTALL).Sample, SLIME, rows)
+
+
+def made_of(sample_class: Any, projection: Projection, rows: Iterable[Row]) -> list[Any]:
+    """Make samples of a class through its own `from_dict`; token ids, mask and log-probabilities are lists."""
+    lists = ("tokens", "loss_mask", "rollout_log_probs")
+    return [
+        sample_class.from_dict({**fields, **{name: fields[name].tolist() for name in lists}})
+        for fields in fields_of(projection, rows)
+    ]
+
+
+def advantages(args: object, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Give slime and miles the advantages that the rows came with, for `--custom-reward-post-process-path`.
+
+    Their own normalisation compares samples by position, as if every rollout were one sample.
+
+    Returns:
+        the rewards, and the advantages in their place, as the hook returns them.
+
+    Raises:
+        ReconstructionError: `advantage_required`.
+    """
+    given = [sample.metadata[METADATA]["advantage"] for sample in samples]
+    for sample, advantage in zip(samples, given, strict=True):
+        if advantage is None:
+            row = sample.metadata[METADATA]
+            message = f"expected rollout {row['rollout_id']!r} to have an advantage, it has none"
+            raise ReconstructionError(Code.ADVANTAGE_REQUIRED, message, where=f"row={row['row_id']}")
+    return [sample.reward for sample in samples], given
