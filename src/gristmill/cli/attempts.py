@@ -24,7 +24,8 @@ from gristmill.errors import Code, ConfigError, DecodeError, LedgerError
 
 if TYPE_CHECKING:
     from gristmill.captures import CaptureFile
-    from gristmill.ledger import AttemptKey, SqliteReader, Summary
+    from gristmill.cli.store import Stored
+    from gristmill.ledger import AttemptKey, Summary
     from gristmill.records import Capture, Result
 
 __all__ = ["STATES", "Attempt", "Captures", "paths_and_name", "takes_captures"]
@@ -230,7 +231,7 @@ class Captures(msgspec.Struct):
                 for key in ledger.attempts():
                     known.setdefault(key.rollout_id, set()).add(key.attempt)
 
-    def stored_keys(self, ledger: SqliteReader) -> Iterator[tuple[AttemptKey, Summary | None]]:
+    def stored_keys(self, ledger: Stored) -> Iterator[tuple[AttemptKey, Summary | None]]:
         """Give the wanted attempts of a ledger, with their summaries where those are read anyway."""
         from gristmill.ledger import AttemptState
 
@@ -244,7 +245,7 @@ class Captures(msgspec.Struct):
             if self._wanted_key(summary.key):
                 yield summary.key, summary
 
-    def stored_attempt(self, ledger: SqliteReader, path: Path, key: AttemptKey, summary: Summary | None) -> Attempt:
+    def stored_attempt(self, ledger: Stored, path: Path, key: AttemptKey, summary: Summary | None) -> Attempt:
         """Read one attempt of a ledger."""
         from gristmill.records import Capture, Result
 

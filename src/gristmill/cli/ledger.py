@@ -22,7 +22,8 @@ from gristmill.cli.nearest import did_you_mean
 from gristmill.errors import Code, ConfigError
 
 if TYPE_CHECKING:
-    from gristmill.ledger import AttemptKey, LockHolder, SqliteReader
+    from gristmill.cli.store import Stored
+    from gristmill.ledger import AttemptKey, LockHolder
 
 __all__ = ["command"]
 
@@ -177,7 +178,7 @@ def retire(*, ledger: Path, rollout: str, attempt: int, snapshot: str, as_json: 
     return 0
 
 
-def _attempts(store: SqliteReader, rollout_id: str, attempt: int | None) -> list[AttemptKey]:
+def _attempts(store: Stored, rollout_id: str, attempt: int | None) -> list[AttemptKey]:
     """Find the attempts of a rollout.
 
     Raises:

@@ -1,27 +1,70 @@
-"""Ledger files that a command line names: told by their content, opened for readers or as the one writer.
+"""Ledgers and archives that a command line names: told by their content, opened for readers or as the one writer.
 
-Invariant: a path is taken for a ledger by the bytes in it, never by its name; whoever reads does not write.
+Invariant: a path is taken for a ledger by the bytes in it, for an archive by its partitions; whoever reads does not
+write.
 
-Not here: what a ledger does (gristmill.ledger).
+Not here: what a ledger or an archive does (gristmill.ledger, gristmill.archive).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from gristmill.ledger import SqliteLedger, SqliteReader
+    from gristmill.ledger import AttemptKey, AttemptState, Counts, SqliteLedger, Summary
+    from gristmill.records import Capture, Result
 
-__all__ = ["is_ledger", "reading", "writing"]
+__all__ = ["Stored", "is_archive", "is_ledger", "open_stored", "reading", "writing"]
 
 _MAGIC: Final = b"SQLite format 3\0"
+_PARTITION: Final = "run="
+
+
+class Stored(Protocol):
+    """Attempts that stand in a ledger or an archive."""
+
+    def attempts(self) -> Iterator[AttemptKey]: ...
+    def rollout(self, rollout_id: str) -> tuple[AttemptKey, ...]: ...
+    def summaries(
+        self, *, after: AttemptKey | None = None, state: AttemptState | None = None, group_id: str | None = None
+    ) -> Iterator[Summary]: ...
+    def read(
+        self, key: AttemptKey, *, tokens: bool = True, exchanges: bool = False
+    ) -> tuple[Capture, Result | None]: ...
+    def check(self, key: AttemptKey) -> tuple[str, ...]: ...
+    def counts(self) -> Counts: ...
+    def close(self) -> None: ...
+
+
+def is_archive(path: Path) -> bool:
+    """Say whether a path, or the URL that it stands for, is an archive or a partition of one."""
+    try:
+        if path.is_dir():
+            if path.name.startswith(_PARTITION):
+                return (path / "manifest.json").is_file() and any(path.glob("attempts-*.parquet"))
+            partitions = (entry for entry in path.iterdir() if entry.name.startswith(_PARTITION))
+            # Built rows have partitions, too, but no tables right in them.
+            return any(any(entry.glob("attempts-*.parquet")) for entry in partitions)
+    except OSError:
+        # Reading it will say why it cannot be read.
+        return False
+    if ":/" not in str(path) or path.exists():
+        return False
+    from gristmill.archive import as_url
+    from gristmill.archive import is_archive as is_archive_there
+
+    return as_url(path) is not None and is_archive_there(path)
 
 
 def is_ledger(path: Path) -> bool:
-    """Say whether a file is a database; opening it says whether it is one of ours."""
+    """Say whether a path is a database, or an archive, which is read as one; opening it says whether it is ours."""
+    return _is_database(path) or is_archive(path)
+
+
+def _is_database(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
@@ -30,17 +73,30 @@ def is_ledger(path: Path) -> bool:
         return False
 
 
+def open_stored(path: Path) -> Stored:
+    """Open a ledger or an archive to read; as `reading`, but whoever opens it closes it."""
+    if is_archive(path):
+        from gristmill.archive import ArchiveReader
+
+        return ArchiveReader(path)
+    from gristmill.ledger import SqliteReader
+
+    return SqliteReader(path)
+
+
 @contextlib.contextmanager
-def reading(path: Path) -> Generator[SqliteReader]:
-    """Open a ledger to read, while another process may write to it.
+def reading(path: Path) -> Generator[Stored]:
+    """Open a ledger to read, while another process may write to it, or an archive.
 
     Raises:
         LedgerError: there is no ledger of this version at the path, or it cannot be read.
+        DecodeError: the archive cannot be read.
     """
-    from gristmill.ledger import SqliteReader
-
-    with SqliteReader(path) as ledger:
-        yield ledger
+    stored = open_stored(path)
+    try:
+        yield stored
+    finally:
+        stored.close()
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ from gristmill.errors import Code, ConfigError, DecodeError, LedgerError
 
 if TYPE_CHECKING:
     from gristmill.cli.funnel import Tally
+    from gristmill.cli.store import Stored
     from gristmill.export import FolderCheck, Manifest
-    from gristmill.ledger import SqliteReader
     from gristmill.reconstruction import Finding
 
 __all__ = ["Checked", "command", "finding_json", "findings"]
@@ -101,7 +101,7 @@ class _Ledgers:
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
-        self._open: dict[Path, SqliteReader | None] = {}
+        self._open: dict[Path, Stored | None] = {}
 
     def check(self, attempt: Attempt) -> Iterator[Finding]:
         """Check one attempt; captures in files store nothing twice."""

@@ -25,7 +25,8 @@ from gristmill.cli.attempts import Attempt, Captures
 from gristmill.cli.sources import Kind
 
 if TYPE_CHECKING:
-    from gristmill.ledger import AttemptKey, SqliteReader, Summary
+    from gristmill.cli.store import Stored
+    from gristmill.ledger import AttemptKey, Summary
 
 __all__ = ["answers", "takes_jobs"]
 
@@ -114,14 +115,14 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-_open: dict[Path, SqliteReader] = {}
+_open: dict[Path, Stored] = {}
 """Ledgers that this process reads for another; they are closed by its end."""
 
 
 def _work(path: Path, captures: Captures, job: Job[T_co], keys: _Keys) -> list[T_co]:
-    from gristmill.ledger import SqliteReader
+    from gristmill.cli.store import open_stored
 
     ledger = _open.get(path)
     if ledger is None:
-        ledger = _open[path] = SqliteReader(path)
+        ledger = _open[path] = open_stored(path)
     return [job(captures.stored_attempt(ledger, path, key, summary)) for key, summary in keys]
