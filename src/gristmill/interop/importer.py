@@ -26,12 +26,15 @@ class Report(msgspec.Struct):
 
     Attributes:
         skip_bad: pass over lines that cannot be read; else the first one is raised.
+        completed: whoever imports states that every call finished of which the format says neither status nor finish
+            reason; otherwise it stays unknown, and rows of it are refused.
         losses: how often each named loss occurred; the statements stand with the importer.
         bad: lines or files that were passed over: `code`, `where` (file, number of the line, JSON path), `message`.
         notes: what was tolerated, and where.
     """
 
     skip_bad: bool = False
+    completed: bool = False
     losses: Counter[str] = msgspec.field(default_factory=Counter[str])
     bad: list[DecodeError] = []
     notes: list[Note] = []

@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Final
 
 from gristmill.errors import Code, ConfigError
+from gristmill.interop.atif import ATIF
+from gristmill.interop.harbor import HARBOR
 from gristmill.interop.importer import Importer
+from gristmill.interop.request_response import REQUEST_RESPONSE
+from gristmill.interop.rllm import RLLM
 
 __all__ = ["IMPORTERS", "importer_named", "importer_of"]
 
-_ALL: Final[tuple[Importer, ...]] = ()
+_ALL: Final[tuple[Importer, ...]] = (REQUEST_RESPONSE, ATIF, HARBOR, RLLM)
 
 IMPORTERS: Final[Mapping[str, Importer]] = {importer.name: importer for importer in _ALL}
 
