@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gristmill.records import OLDEST_SCHEMA, RECORD_SCHEMA, CallRecord, schema_of
+from gristmill.records import OLDEST_SCHEMA, CallRecord, schema_of
 
 ADDED: dict[str, Any] = {
     "requested_model": "asked",
@@ -25,7 +25,7 @@ ADDED: dict[str, Any] = {
 def test_a_record_states_what_a_reader_has_to_know(name: str) -> None:
     record = CallRecord(model_call_id="c", response_id="r")
     assert schema_of(record) == record.schema == OLDEST_SCHEMA
-    assert schema_of(msgspec.structs.replace(record, **{name: ADDED[name]})) == RECORD_SCHEMA == 2
+    assert schema_of(msgspec.structs.replace(record, **{name: ADDED[name]})) == 2
     assert schema_of(msgspec.structs.replace(record, schema=9)) == 9
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gristmill.pipeline import rebuild_rollout, run_rollout, select_rollout
+    from gristmill.result import Attribution, CallCredit, Failure, Result
     from gristmill.selection import (
         SELECTION_POLICIES,
         SelectionPolicy,
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SELECTION_POLICIES",
+    "Attribution",
+    "CallCredit",
+    "Failure",
+    "Result",
     "SelectionPolicy",
     "rebuild_rollout",
     "resolve_selection_policy",
@@ -36,6 +41,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Attribution": "result",
+    "CallCredit": "result",
+    "Failure": "result",
+    "Result": "result",
     "rebuild_rollout": "pipeline",
     "run_rollout": "pipeline",
     "select_rollout": "pipeline",

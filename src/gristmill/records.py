@@ -56,11 +56,12 @@ __all__ = [
 ]
 
 OLDEST_SCHEMA = 1
-RECORD_SCHEMA = 2
+RECORD_SCHEMA = 3
 """Version of the stored record kinds; readers accept older ones and refuse newer ones.
 
 A record states the oldest version that has all of its fields (`schema_of`), so that a reader only refuses what it would
-misunderstand, and the digest of an attempt does not change with the version that reads it.
+misunderstand, and the digest of an attempt does not change with the version that reads it. New in 2: what a gateway
+knows of a call. New in 3: the credit of a result; records of calls are as in 2.
 """
 
 CallId = NewType("CallId", str)

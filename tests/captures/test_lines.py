@@ -24,7 +24,6 @@ from gristmill.captures.exact import dumps, plain_numbers, written_string
 from gristmill.captures.exchange_line import EXCHANGE_KEYS
 from gristmill.errors import Code, DecodeError, InternalError
 from gristmill.records import (
-    RECORD_SCHEMA,
     CallRecord,
     Capture,
     Delivery,
@@ -440,9 +439,9 @@ def test_writing_little() -> None:
 def test_what_a_gateway_knows_is_written_and_read() -> None:
     made = record(**ADDED, model="m")
     assert {name: getattr(made, name) for name in ADDED} == {**ADDED, "changes": ("removed:cache_salt",)}
-    assert made.schema == RECORD_SCHEMA
+    assert made.schema == 2
     [line] = write_lines(Capture(rollout_id="rollout", records=(msgspec.structs.replace(made, usable=False),)))
-    assert json.loads(line)["schema"] == RECORD_SCHEMA
+    assert json.loads(line)["schema"] == 2
     [rollout] = read_lines([line]).rollouts.values()
     assert all(getattr(rollout.capture.records[0], name) == getattr(made, name) for name in (*ADDED, "model", "schema"))
     [plain] = write_lines(Capture(rollout_id="rollout", records=(record(),)))
@@ -458,7 +457,7 @@ def test_a_context_passes_on_what_a_gateway_knows() -> None:
     context = CallContext(model_call_id="c", request={"model": "body"}, purpose=purpose, **stated)
     for made, _ in calls_from_reply(reply, context, TokenBook()):
         assert {name: getattr(made, name) for name in ADDED} == stated
-        assert (made.purpose, made.schema, made.model) == (purpose, RECORD_SCHEMA, "asked")
+        assert (made.purpose, made.schema, made.model) == (purpose, 2, "asked")
     [plain, _] = calls_from_reply(reply, CallContext(model_call_id="c", request={"model": "body"}), TokenBook())
     assert (plain.record.schema, plain.record.model) == (1, "body")
 

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from gristmill.reconstruction import Certificate, DriftCause, Relation, Row, RowExtras, Span, SpanArray, SpanRole
+from gristmill.reconstruction import (
+    Certificate,
+    DriftCause,
+    Relation,
+    Row,
+    RowExtras,
+    Span,
+    SpanArray,
+    SpanRole,
+    TokenCredit,
+)
 from gristmill.records import LogprobsMode, MediaSpan
 
 __all__ = ["key", "rows"]
@@ -45,6 +55,9 @@ _SPANS = st.builds(
     _maybe(_FLOATS),
     _maybe(_CERTIFICATES),
 )
+
+
+_CREDITS = st.builds(TokenCredit, _TEXTS, _COUNTS, _COUNTS, _maybe(_FLOATS), _maybe(_FLOATS))
 
 
 @st.composite
@@ -92,6 +105,7 @@ def rows(draw: st.DrawFn) -> Row:
         truncated=draw(st.booleans()),
         finish_reason=draw(_maybe(_TEXTS)),
         extras=draw(_EXTRAS),
+        credits=draw(st.lists(_CREDITS, max_size=2).map(tuple)),
     )
 
 

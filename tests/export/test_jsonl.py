@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from gristmill.errors import Code, ExportError
-from gristmill.export import MANIFEST_NAME, REJECTED_NAME, ROWS_NAME, RowsWriter, read_manifest
+from gristmill.export import MANIFEST_NAME, REJECTED_NAME, ROWS_NAME, ExportWriter, open_export, read_manifest
 from gristmill.reconstruction import RowMode
+from gristmill.records import Result
 from tests.export.attempts import captured, made
 
 
-def writer(folder: Path, **fields: Any) -> RowsWriter:
-    return RowsWriter(folder, **{"policy": "returned_history", "options": {}, "mode": RowMode.MERGED, **fields})
+def writer(folder: Path, **fields: Any) -> ExportWriter:
+    settings = {"policy": "returned_history", "options": {}, "mode": RowMode.MERGED, **fields}
+    return open_export("jsonl", folder, **settings)
 
 
 def write(folder: Path, **fields: Any) -> None:
@@ -25,7 +27,7 @@ def write(folder: Path, **fields: Any) -> None:
     with writer(folder, **fields) as rows:
         for rollout_id, texts in (("a", ()), ("b", ("nobody said this",))):
             capture = captured(rollout_id=rollout_id)
-            rows.add(capture, made(capture, *texts)[0])
+            rows.add(capture, Result(), made(capture, *texts)[0])
         rows.finish()
 
 
@@ -69,7 +71,7 @@ def test_an_unfinished_folder_is_taken_away(tmp_path: Path) -> None:
     """Half a run must not look like a whole one."""
     outcome, _ = made(capture := captured())
     with suppress(RuntimeError), writer(tmp_path / "out") as rows:
-        rows.add(capture, outcome)
+        rows.add(capture, Result(), outcome)
         raise RuntimeError
     assert not (tmp_path / "out").exists()
     with suppress(RuntimeError), writer(tmp_path / "mine"):
@@ -146,11 +148,11 @@ def test_a_full_disk_is_an_export_error(tmp_path: Path, monkeypatch: pytest.Monk
         def close(self) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    for part in rows.writer.folder.parts:
+    for part in rows.folder.parts:
         part._file.close()
         monkeypatch.setattr(part, "_file", Full())
     with pytest.raises(ExportError, match="No space left on device") as caught, rows:
-        rows.add(capture, made(capture)[0])
+        rows.add(capture, Result(), made(capture)[0])
     assert caught.value.code is Code.FILE_UNREADABLE
     assert not (tmp_path / "out").exists()
 
@@ -162,10 +164,10 @@ def test_memory_does_not_grow_with_rollouts(tmp_path: Path) -> None:
     capture = captured()
     outcome, _ = made(capture)
     with writer(tmp_path / "out") as rows:
-        rows.add(capture, outcome)
+        rows.add(capture, Result(), outcome)
         tracemalloc.start()
         for _ in range(300):
-            rows.add(capture, outcome)
+            rows.add(capture, Result(), outcome)
         grown, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         rows.finish()

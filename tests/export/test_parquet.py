@@ -403,9 +403,13 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "message"),
     [
-        (lambda table: table.replace_schema_metadata({}), Code.ROW_MALFORMED, "row schema 1 in the metadata, got ''"),
+        (
+            lambda table: table.replace_schema_metadata({}),
+            Code.ROW_MALFORMED,
+            "row schema 2 or older in the metadata, got ''",
+        ),
         (lambda table: table.replace_schema_metadata({SCHEMA_KEY: b"x"}), Code.ROW_MALFORMED, "got 'x'"),
-        (lambda table: table.replace_schema_metadata({SCHEMA_KEY: b"2"}), Code.SCHEMA_UNSUPPORTED, "got 2"),
+        (lambda table: table.replace_schema_metadata({SCHEMA_KEY: b"3"}), Code.SCHEMA_UNSUPPORTED, "got 3"),
         (lambda table: table.drop_columns(["spans"]), Code.ROW_MALFORMED, "expected the columns row_id"),
         (lambda table: table.append_column("more", pa.array([1])), Code.ROW_MALFORMED, "no such column"),
         (
@@ -422,6 +426,18 @@ def test_other_columns_are_refused(tmp_path: Path, change: Any, code: Code, mess
     with pytest.raises(DecodeError, match=message) as caught:
         read(path)
     assert caught.value.code is code
+
+
+def test_a_file_of_before_credits_is_read(tmp_path: Path) -> None:
+    """What was exported by an older version is still what it was."""
+    held = row()
+    path = write_rows(tmp_path / "out", held)
+    table = pq.read_table(path).drop_columns(["credits"])
+    rewritten(path, table.replace_schema_metadata({SCHEMA_KEY: b"1"}))
+    assert [key(one) for one in read(path)] == [key(held)]
+    rewritten(path, table)
+    with pytest.raises(DecodeError, match="expected the columns row_id"):
+        read(path)
 
 
 def changed(path: Path, name: str, value: Any) -> None:

@@ -6,13 +6,25 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.errors import Code, DecodeError, ExportError
 from gristmill.export import ROW_SCHEMA, decode_row, encode_row
-from gristmill.reconstruction import Certificate, DriftCause, Relation, Row, RowExtras, Span, SpanArray, SpanRole
+from gristmill.reconstruction import (
+    Certificate,
+    DriftCause,
+    Relation,
+    Row,
+    RowExtras,
+    Span,
+    SpanArray,
+    SpanRole,
+    TokenCredit,
+)
 from gristmill.records import LogprobsMode, MediaSpan
+from tests.export.rows_strategy import key as any_key
+from tests.export.rows_strategy import rows
 
 
 def row(**fields: Any) -> Row:
@@ -71,7 +83,39 @@ def test_log_probs_are_short() -> None:
     line = json.loads(encode_row(row()))
     assert line["logprobs"] == [0.0, 0.0, -0.1, -12.345678]
     assert list(line)[:2] == ["schema", "row_id"]
-    assert line["schema"] == ROW_SCHEMA
+
+
+CREDITS = (TokenCredit("c", 2, 3, 0.1), TokenCredit("d", 3, 4, None, -0.3))
+
+
+def test_a_row_states_what_a_reader_has_to_know() -> None:
+    """A reader that does not know credits must refuse a row that has some, and no other."""
+    assert "credits" not in json.loads(encode_row(row()))
+    assert json.loads(encode_row(row()))["schema"] == 1
+    line = json.loads(encode_row(row(credits=CREDITS)))
+    assert line["schema"] == ROW_SCHEMA == 2
+    assert line["credits"] == [
+        {"call_id": "c", "start": 2, "end": 3, "reward": 0.1},
+        {"call_id": "d", "start": 3, "end": 4, "advantage": -0.3},
+    ]
+    assert key(decode_row(json.dumps(line).encode(), "line 1")) == key(row(credits=CREDITS))
+    with pytest.raises(DecodeError) as caught:
+        decode_row(json.dumps({**line, "schema": 1}).encode(), "line 1")
+    assert caught.value.code is Code.ROW_MALFORMED
+
+
+@pytest.mark.parametrize("credit", [TokenCredit("c", 2, 3, np.nan), TokenCredit("c", 2, 3, 0.0, np.inf)])
+def test_credits_are_finite(credit: TokenCredit) -> None:
+    """JSON has no such number: it would be written as null, which is another thing."""
+    with pytest.raises(ExportError, match="finite credits"):
+        encode_row(row(credits=(credit,)))
+
+
+@settings(deadline=None)
+@given(rows())
+def test_any_row_reads_back_equal(held: Row) -> None:
+    """Whatever a row holds."""
+    assert any_key(decode_row(encode_row(held), "line 1")) == any_key(held)
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=20))
@@ -151,8 +195,8 @@ HUGE = {**ARRAY, "shape": [2**62, 2**62]}
         (changed(spans=[{"call_id": "c", "start": 0, "end": 1, "role": "guest"}]), Code.ROW_MALFORMED, None),
         (changed(more=1), Code.ROW_MALFORMED, "f line 3 $"),
         (changed(schema=0), Code.ROW_MALFORMED, "f line 3"),
-        (changed(schema=2), Code.SCHEMA_UNSUPPORTED, "f line 3"),
-        (changed(schema=2, more=1), Code.SCHEMA_UNSUPPORTED, "f line 3"),
+        (changed(schema=3), Code.SCHEMA_UNSUPPORTED, "f line 3"),
+        (changed(schema=3, more=1), Code.SCHEMA_UNSUPPORTED, "f line 3"),
         (changed(schema="x"), Code.ROW_MALFORMED, "f line 3 $.schema"),
         (changed(extras={"arrays": [OBJECTS]}), Code.ROW_MALFORMED, "f line 3 $.extras.arrays[0].dtype"),
         (changed(extras={"arrays": [ARRAY, TORN]}), Code.ROW_MALFORMED, "f line 3 $.extras.arrays[1]"),

@@ -11,7 +11,6 @@ import pytest
 from gristmill.canonical import loads
 from gristmill.errors import Code, DecodeError, ExportError
 from gristmill.export import FORMATS, REJECTED_NAME, ROWS_NAME, decode_row, encode_row, open_export
-from gristmill.export.jsonl import RowsWriter
 from gristmill.pipeline import RebuiltRollout, run_rollout
 from gristmill.reconstruction import RowMode
 from gristmill.records import Result
@@ -102,14 +101,7 @@ def test_files_that_the_manifest_does_not_list(tmp_path: Path, name: str, stray:
     )
 
 
-def opened(name: str, folder: Path, **fields: Any) -> None:
-    if name == "rows":
-        RowsWriter(folder, **SETTINGS, **fields)
-    else:
-        open_export(name, folder, **SETTINGS, **fields)
-
-
-@pytest.mark.parametrize("name", [*FORMATS, "rows"])
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("file", ["rows.jsonl", "messages.jsonl", "rejected.jsonl", "manifest.json"])
 def test_an_input_is_never_replaced(tmp_path: Path, name: str, file: str) -> None:
     """`--overwrite` means the old output, never what the new one is made of."""
@@ -120,7 +112,7 @@ def test_an_input_is_never_replaced(tmp_path: Path, name: str, file: str) -> Non
     link.symlink_to(folder / file)
     for given in (folder / file, folder / ".." / "in" / file, link, folder):
         with pytest.raises(ExportError) as caught:
-            opened(name, folder, overwrite=True, inputs=[tmp_path / "gone", given])
+            open_export(name, folder, **SETTINGS, overwrite=True, inputs=[tmp_path / "gone", given])
         assert caught.value.code is Code.OUTPUT_EXISTS
         assert "is an input" in caught.value.message
         assert caught.value.hint
@@ -136,14 +128,14 @@ def test_an_input_beside_the_output_is_left_alone(tmp_path: Path) -> None:
     assert source.read_text() == "evidence"
 
 
-@pytest.mark.parametrize("name", [*FORMATS, "rows"])
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_what_stands_in_the_way_is_named(tmp_path: Path, name: str, overwrite: bool) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for place, words in (("file", "is a file"), ("link", f"is a symbolic link to {tmp_path / 'nowhere'}")):
         with pytest.raises(ExportError) as caught:
-            opened(name, tmp_path / place, overwrite=overwrite)
+            open_export(name, tmp_path / place, **SETTINGS, overwrite=overwrite)
         assert caught.value.code is Code.OUTPUT_EXISTS
         assert words in caught.value.message
     assert (tmp_path / "file").read_text() == "mine"

@@ -9,7 +9,7 @@ import pytest
 
 from gristmill.export.row_json import decode_row
 from gristmill.ledger import AttemptKey, AttemptState, SqliteReader
-from gristmill.records import PurposeLabel
+from gristmill.records import Attribution, Failure, PurposeLabel
 from tests.service.gateways import Answer, Gateway, scripted_gateway, two_turns, user, wait_until
 
 
@@ -111,6 +111,47 @@ def test_numbers_of_a_result_stay_as_they_were_written(gateway: Gateway) -> None
     assert result is not None
     assert dumps(result.value) == b'{"messages":[],"seen":[9007199254740993,1.10,1e400]}'
     assert result.reward == 1.0
+
+
+def test_credit_is_stored_with_the_result(gateway: Gateway) -> None:
+    """Whoever scores single calls names them by the header that every reply carries."""
+    minted = gateway.mint()
+    answer = gateway.chat(minted["key"])
+    call_id = answer.headers["x-gristmill-call-id"]
+    asked = {
+        "policy": "final_context",
+        "reward": 1,
+        "advantage": 0.5,
+        "credits": [{"model_call_id": call_id, "reward": 2}],
+        "failure": {"reason": "slow", "attribution": "score"},
+    }
+    assert gateway.admin("POST", below(minted, "/finish"), asked).json["outcome"] == "selected"
+    [row] = [
+        json.loads(line) for line in gateway.admin("GET", below(minted, "/rows?policy=final_context")).body.splitlines()
+    ]
+    [credit] = row["credits"]
+    assert (credit["call_id"], credit["reward"], credit["start"]) == (call_id, 2.0, row["prompt_len"])
+    with SqliteReader(gateway.ledger) as ledger:
+        _, result = ledger.read(key_of(minted))
+    assert result is not None
+    assert (result.advantage, result.failure) == (0.5, Failure("slow", Attribution.SCORE))
+
+
+@pytest.mark.parametrize(
+    ("asked", "where"),
+    [
+        ({"credits": [{"model_call_id": "c", "reward": "1"}]}, "$.credits[0].reward"),
+        ({"credits": [{"model_call_id": "c", "reward": 1, "tokens": 1}]}, "$.credits[0].tokens"),
+        ({"failure": {"reason": "x", "attribution": "perhaps"}}, "$.failure.attribution"),
+        ({"advantage": []}, "$.advantage"),
+    ],
+)
+def test_credit_that_is_none_is_refused_first(gateway: Gateway, asked: object, where: str) -> None:
+    """A rollout that was stored with half of its credit could not be finished again."""
+    minted = gateway.mint()
+    refused = gateway.admin("POST", below(minted, "/finish"), asked)
+    assert (refused.status, refused.error, refused.json["error"]["where"]) == (400, "request_malformed", where)
+    assert gateway.admin("GET", below(minted)).json["state"] == "open"
 
 
 def test_a_rejected_rollout_is_an_answer(gateway: Gateway) -> None:

@@ -67,6 +67,25 @@ def test_a_gateway_that_runs_is_used(gateway: Gateway) -> None:
         assert second.base_url == gateway.url
 
 
+def test_credit_goes_with_the_result(gateway: Gateway) -> None:
+    """A judge of single turns lives in the same program as the agent."""
+    with gristmill.rollout(gateway=gateway.url, ledger=gateway.ledger, rollout_id="credit") as rollout:
+        messages = two_turns(gateway, rollout.key)
+        with SqliteReader(gateway.ledger) as store:
+            first = store.read(AttemptKey("credit"))[0].records[0].model_call_id
+        credits = [
+            gristmill.CallCredit(model_call_id=first, reward=1),
+            gristmill.CallCredit(model_call_id="c", reward=1),
+        ]
+        failure = gristmill.Failure("sandbox gone", gristmill.Attribution.SCORE)
+        outcome = rollout.finish({"messages": messages}, 0.5, advantage=1, credits=credits, failure=failure)
+        assert (outcome.outcome, outcome.code) == ("rejected", "call_unknown")
+    with SqliteReader(gateway.ledger) as store:
+        _, result = store.read(AttemptKey("credit"))
+    assert result is not None
+    assert (result.advantage, result.credits, result.failure) == (1.0, tuple(credits), failure)
+
+
 def test_a_result_that_is_no_object_is_refused(gateway: Gateway) -> None:
     """A bare list of messages must not become the result of a rollout that cannot be changed any more."""
     with gristmill.rollout(gateway=gateway.url, ledger=gateway.ledger) as rollout:

@@ -13,6 +13,7 @@ import pytest
 from gristmill.errors import CaptureError, Code, ConfigError, LedgerError
 from gristmill.gateway.config import GatewayConfig
 from gristmill.ledger import AttemptState, SqliteLedger, SqliteReader
+from gristmill.records import Attribution, Failure
 from gristmill.scripted import ScriptedEngine
 from gristmill.service.harnesses import HARNESSES
 from gristmill.service.place import Begun, Place, begin, joined
@@ -75,6 +76,18 @@ def test_a_harness_becomes_a_rollout(tmp_path: Path, place: Place) -> None:
     assert summary.state is AttemptState.FINISHED
     again = run_one(asked(tmp_path), place, rollout_id="task-1")
     assert again.attempt == 1
+
+
+@pytest.mark.parametrize(("attribution", "code"), [(Attribution.MASK, "failure_masked"), (Attribution.SCORE, None)])
+def test_a_failure_counts_as_it_was_asked(
+    tmp_path: Path, place: Place, attribution: Attribution, code: str | None
+) -> None:
+    """Only whoever runs the harness knows whether its exit code says something about the policy."""
+    report = run_one(asked(tmp_path, "3", reward_command="echo 0", on_failure=attribution), place)
+    assert report.outcome.code == code
+    assert report.failure == Failure("the harness ended with exit code 3", attribution)
+    assert stored(place, report)[1].failure == report.failure
+    assert run_one(asked(tmp_path, on_failure=attribution), place).failure is None
 
 
 def test_without_a_history_the_last_context_is_counted(tmp_path: Path, place: Place) -> None:

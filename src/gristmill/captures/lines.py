@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from math import isfinite
 from typing import NamedTuple, cast
 
 import msgspec
@@ -19,9 +18,10 @@ import msgspec
 from gristmill.canonical import JsonValue, RepeatedKeys, loads
 from gristmill.captures.attempt import AttemptReader
 from gristmill.captures.call_line import CALL_KEYS, id_at, parse_call
+from gristmill.captures.credit import CREDIT_KEYS, finite_at, read_credit, with_credit
 from gristmill.captures.exact import plain_numbers
 from gristmill.captures.exchange_line import EXCHANGE_KEYS, parse_exchange
-from gristmill.captures.fields import JsonObject, count_at, kind_of, name_at, number, object_at
+from gristmill.captures.fields import JsonObject, count_at, kind_of, name_at, object_at
 from gristmill.captures.reply import Unexpected, encodable
 from gristmill.errors import Code, DecodeError
 from gristmill.records import OLDEST_SCHEMA, RECORD_SCHEMA, Capture, Delivery, LostCall, Result
@@ -48,7 +48,7 @@ _KEYS = {
     "exchange": EXCHANGE_KEYS,
     "lost": _COMMON | {"model_call_id", "parent_call_id", "reason", "maybe_received"},
     "delivery": _COMMON | {"model_call_id", "state"},
-    "result": _COMMON | {"result", "reward", "group_id", "metadata"},
+    "result": _COMMON | {"result", "reward", "group_id", "metadata"} | CREDIT_KEYS,
 }
 
 
@@ -267,7 +267,7 @@ def _state(line: JsonObject) -> Delivery:
 
 
 def read_result(data: bytes) -> Result:
-    """Read a result file: the whole JSON value, with `reward`, `group_id` and `metadata` from its top level.
+    """Read a result file: the whole JSON value, with the other fields of a result from its top level.
 
     Raises:
         DecodeError: `file_malformed`; `where` is the JSON path.
@@ -286,14 +286,11 @@ def _result_of_line(line: JsonObject) -> Result:
 
 
 def _result(value: JsonValue, holder: JsonObject) -> Result:
-    reward = holder.get("reward")
-    read = None if reward is None else number(reward)
-    if read is not None and not isfinite(read):
-        raise Unexpected("a finite number or null", kind_of(reward), "$.reward")
     metadata = holder.get("metadata")
-    return Result(
+    result = Result(
         value=value,
-        reward=read,
+        reward=finite_at(holder, "reward", "$"),
         group_id=name_at(holder, "group_id", "$"),
         metadata={} if metadata is None else plain_numbers(object_at(metadata, "$.metadata"), "$.metadata"),
     )
+    return with_credit(result, read_credit(holder))

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 import msgspec
 import numpy as np
 
 from gristmill.canonical import JsonValue
+from gristmill.captures.credit import CREDIT_KEYS, credit_json
 from gristmill.captures.exact import dumps
 from gristmill.captures.fields import JsonObject
-from gristmill.records import CallRecord, Capture, Exchange, Int32Array, Purpose, Result, TokenDelta
+from gristmill.records import RECORD_SCHEMA, CallRecord, Capture, Exchange, Int32Array, Purpose, Result, TokenDelta
 from gristmill.tokens import expand
 
 __all__ = ["write_lines"]
@@ -57,7 +59,14 @@ def write_lines(capture: Capture, result: Result | None = None) -> Iterator[byte
     if result is not None:
         line = {"kind": "result", **key, "result": result.value, "reward": result.reward}
         line |= {"group_id": result.group_id, "metadata": result.metadata or None}
-        yield dumps(line) + b"\n"
+        credit = _credit(result)
+        yield dumps({"schema": RECORD_SCHEMA, **line, **credit} if credit else line) + b"\n"
+
+
+def _credit(result: Result) -> JsonObject:
+    """Return the credit keys of a result; null where the reader would else take what the history holds under them."""
+    inner = cast("JsonObject", result.value) if isinstance(result.value, dict) else {}
+    return {name: None for name in sorted(CREDIT_KEYS) if inner.get(name) is not None} | credit_json(result)
 
 
 def _fields(record: CallRecord) -> JsonObject:

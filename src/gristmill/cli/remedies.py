@@ -58,6 +58,7 @@ REFUSAL_REMEDIES: Final[Mapping[Code, str]] = {
     Code.MODELS_MIXED: "Say which model is trained: --train-model NAME.",
     Code.NOTHING_TO_TRAIN: "Nothing to do: no selected call of the trained model sampled a token.",
     Code.FAILURE_MASKED: "Nothing to do, or attribute the failure to the policy: then it is trained with its reward.",
+    Code.CREDIT_INVALID: "Finish the rollout with credits of tokens that its calls sampled, each token at most once.",
     Code.REWARD_MISSING: "Finish the rollout with a reward.",
     Code.GROUP_MISSING: "Finish the rollout with a group_id, or ask for no advantage over groups.",
     Code.ADVANTAGE_REQUIRED: "Finish the rollout with an advantage, or compute one: --advantage group_mean.",

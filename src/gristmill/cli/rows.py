@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gristmill.export.totals import Totals
     from gristmill.pipeline import Funnel, RebuiltRollout
     from gristmill.reconstruction import RowMode
-    from gristmill.records import Capture
     from gristmill.selection import Rejected
 
 __all__ = ["command", "counts_text", "refuse_file", "write_folder"]
@@ -70,21 +69,17 @@ def command(*, captures: Captures, choice: Choice, out: Path | None, mode: str, 
     return DATA_FAILED if not manifest.rollouts.selected else 0
 
 
-def _outcomes(captures: Captures, choice: Choice, mode: RowMode) -> Iterator[tuple[Capture, RebuiltRollout | Rejected]]:
-    for attempt in captures:
-        yield attempt.capture, choice.rebuild(attempt, mode)
-
-
 def write_folder(captures: Captures, choice: Choice, mode: RowMode, folder: Path, *, overwrite: bool) -> Manifest:
     """Write the rows of all attempts into a folder.
 
     Raises:
         ExportError: `output_exists`, `file_unreadable`.
     """
-    from gristmill.export import RowsWriter
+    from gristmill.export.formats import JSONL, open_export
 
     refuse_file(folder)
-    with RowsWriter(
+    with open_export(
+        JSONL,
         folder,
         policy=choice.policy,
         options=choice.options,
@@ -93,8 +88,8 @@ def write_folder(captures: Captures, choice: Choice, mode: RowMode, folder: Path
         overwrite=overwrite,
         inputs=captures.paths,
     ) as writer:
-        for capture, outcome in _outcomes(captures, choice, mode):
-            writer.add(capture, outcome)
+        for attempt in captures:
+            writer.add(attempt.capture, attempt.result, choice.rebuild(attempt, mode))
         return writer.finish()
 
 
@@ -123,8 +118,9 @@ def _print_rows(captures: Captures, choice: Choice, mode: RowMode, as_json: bool
     totals = Totals()
     rejected: list[dict[str, Any]] = []
     with Document("rows") as document:
-        for capture, outcome in _outcomes(captures, choice, mode):
-            totals.add(capture, outcome)
+        for attempt in captures:
+            outcome = choice.rebuild(attempt, mode)
+            totals.add(attempt.capture, outcome)
             if isinstance(outcome, Rejected):
                 told = _refusal(outcome)
                 if as_json:

@@ -1,10 +1,10 @@
 """`gristmill run`: a harness as one rollout, captured, finished and counted.
 
 JSON: `{"rollout_id", "attempt", "gateway", "ledger", "harness", "exit_code", "signal", "reward", "reward_error",
-"history_sources": […], "history_missing", "aborted", "unusable": [{reason, detail, calls}], "policy", "outcome":
-{policy, outcome, code, where, message, evidence, rows, funnel}}`; `unusable` is empty unless no call could be trained.
-What the harness writes on standard output then goes to standard error. The exit code is the harness's, 128 + N where
-signal N ended it.
+"failure": {reason, attribution}, "history_sources": […], "history_missing", "aborted", "unusable": [{reason, detail,
+calls}], "policy", "outcome": {policy, outcome, code, where, message, evidence, rows, funnel}}`; `unusable` is empty
+unless no call could be trained, `failure` is null unless `--on-failure` says how it counts. What the harness writes on
+standard output then goes to standard error. The exit code is the harness's, 128 + N where signal N ended it.
 """
 
 from __future__ import annotations
@@ -63,6 +63,12 @@ _NAMES = ("claude-code", "codex", "opencode", "pi", "mini-swe-agent", "openai")
     metavar="FILE",
     help="JSON that the harness hands back, instead of its own session files.",
 )
+@click.option(
+    "--on-failure",
+    type=click.Choice(["mask", "score"]),
+    help="How a run counts whose exit code is not 0: `mask`, not the agent's fault, is not trained; `score`, its own "
+    "fault, is trained as rewarded. By default it counts as any other.",
+)
 @click.option("--policy", metavar="NAME", help="How calls are counted as selected; by what is handed back by default.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 @click.argument("harness_command", nargs=-1, required=True, metavar="-- COMMAND...")
@@ -77,6 +83,7 @@ def command(
     reward_file: Path | None,
     reward_command: str | None,
     result_file: Path | None,
+    on_failure: str | None,
     policy: str | None,
     as_json: bool,
     harness_command: tuple[str, ...],
@@ -97,6 +104,7 @@ def command(
         from gristmill.service.run import Asked, run_harness
 
     from gristmill.cli.choice import Choice
+    from gristmill.records import Attribution
 
     loaded = Choice(policy).load() if policy is not None else None
     own_policy = loaded if policy is not None and ":" in policy else None
@@ -114,6 +122,7 @@ def command(
             policy=None if own_policy is not None else policy,
             own_policy=own_policy,
             output_to_stderr=as_json,
+            on_failure=None if on_failure is None else Attribution(on_failure),
         )
         report = run_harness(asked, begun)
         _tell(report, as_json=as_json)
@@ -194,6 +203,8 @@ def _tell(report: Report, *, as_json: bool) -> None:
         remark("reward", f"{report.reward:g}")
     if report.exit_code:
         remark("note", f"the harness ended with exit code {report.exit_code}")
+    if report.failure is not None:
+        remark("failure", f"{report.failure.attribution}: {report.failure.reason}")
     if report.ledger is not None:
         remark("next", shlex.join(_next(report, report.ledger)))
 

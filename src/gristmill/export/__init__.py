@@ -3,7 +3,6 @@
 from gristmill.export.check import FolderCheck
 from gristmill.export.folder import REJECTED_NAME, ROWS_NAME
 from gristmill.export.formats import DEFAULT_FORMAT, FORMATS, Format, Needs, loss_lines, open_export
-from gristmill.export.jsonl import RowsWriter
 from gristmill.export.lineage_check import check_capture
 from gristmill.export.manifest import (
     MANIFEST_NAME,
@@ -33,7 +32,6 @@ __all__ = [
     "Manifest",
     "Needs",
     "RolloutCounts",
-    "RowsWriter",
     "check_capture",
     "decode_row",
     "encode_row",

@@ -27,6 +27,7 @@ from gristmill.export.folder import (
     rejected_line,
 )
 from gristmill.export.formats import FORMATS, JSONL, MESSAGES, PARQUET, Needs
+from gristmill.export.jsonl import losses_of_rows
 from gristmill.export.manifest import MANIFEST_NAME, Manifest, RolloutCounts, read_manifest
 from gristmill.export.messages import Conversation, conversations
 from gristmill.export.row_json import decode_row
@@ -110,7 +111,7 @@ class FolderCheck:
                 message = f"row {row.row_id}: of a rollout that was rejected with {outcome.code}"
                 yield Finding(Code.ROW_UNEXPECTED, f"row={row.row_id}", message)
         else:
-            self._losses["extras_as_bytes"] += sum(len(row.extras.arrays) for row in outcome.rows)
+            self._losses += losses_of_rows(result, outcome.rows)
             yield from _of_rollout(capture, result, outcome, rows)
 
     def _lines(
@@ -259,6 +260,7 @@ def _of_rollout(capture: Capture, result: Result, outcome: RebuiltRollout, rows:
         attempt=capture.attempt,
         group_id=result.group_id,
         reward=result.reward,
+        credits=result.credits,
     )
     return verify_rows(
         capture.records, capture.tokens, outcome.selection.calls, rows, rollout=rollout, mode=outcome.mode

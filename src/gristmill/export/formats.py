@@ -74,6 +74,7 @@ class Format(msgspec.Struct, frozen=True):
 
 _ROW_LOSSES: Final = {
     "extras_as_bytes": "Extra arrays are stored as bytes beside their type and shape; nothing is dropped.",
+    "credits_untrained": "Credits of calls that are not trained: left out.",
 }
 _MESSAGE_LOSSES: Final = {
     "tokens": "Turns without their token ids, masks and log-probabilities: for supervised fine-tuning only.",

@@ -8,22 +8,19 @@ Not here: one row as a line (row_json), and the folder around the file (folder, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
-from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from collections.abc import Sequence
+from typing import Final
 
 from gristmill.errors import Code, ExportError
-from gristmill.export.folder import ROWS_NAME, Folder, writing
-from gristmill.export.manifest import Manifest
+from gristmill.export.folder import ROWS_NAME, Folder
 from gristmill.export.row_json import encode_row
-from gristmill.export.writer import ExportSettings, ExportWriter, Outcome, RecordDigest
+from gristmill.export.writer import Outcome, RecordDigest
 from gristmill.pipeline import RebuiltRollout
-from gristmill.reconstruction import Row, RowMode
+from gristmill.reconstruction import Row
 from gristmill.records import Capture, Result
-from gristmill.selection import Rejected, Selection
+from gristmill.selection import Selection
 
-__all__ = ["JSONL", "JsonlRows", "RowsWriter", "rows_needed"]
+__all__ = ["JSONL", "JsonlRows", "losses_of_rows", "rows_needed"]
 
 JSONL: Final = "jsonl"
 
@@ -38,6 +35,14 @@ def rows_needed(outcome: RebuiltRollout | Selection) -> tuple[Row, ...]:
         message = f"expected the rows of rollout {outcome.rollout_id!r}, got its selection only"
         raise ExportError(message, code=Code.OPTION_INVALID, hint="this format needs rebuilt rollouts")
     return outcome.rows
+
+
+def losses_of_rows(result: Result, rows: Sequence[Row]) -> Counter[str]:
+    """Count what rows in a file of rows leave out or change of one attempt."""
+    placed = sum(len(row.credits) for row in rows)
+    return Counter(
+        extras_as_bytes=sum(len(row.extras.arrays) for row in rows), credits_untrained=len(result.credits) - placed
+    )
 
 
 class JsonlRows:
@@ -58,63 +63,8 @@ class JsonlRows:
         for row, line in zip(rows, [encode_row(row) + b"\n" for row in rows], strict=True):
             self._part.write_record(line)
             self.ids.add(row.row_id)
-            self.losses["extras_as_bytes"] += len(row.extras.arrays)
+        self.losses += losses_of_rows(result, rows)
         return outcome
 
     def close(self) -> None:
         """Nothing is held back."""
-
-
-class RowsWriter:
-    """Writes a folder of JSON lines; what `gristmill rows` uses. `formats.open_export` opens every format.
-
-    Args:
-        folder: made if it is not there.
-        policy, options, train_model: how calls are selected, for the manifest.
-        mode: how they become rows.
-        overwrite: replace what is there.
-        inputs: files that are read for this export: where one of them would be replaced, nothing is written.
-
-    Raises:
-        ExportError: `output_exists`, `file_unreadable`.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        policy: str,
-        options: Mapping[str, str],
-        mode: RowMode,
-        train_model: str | None = None,
-        overwrite: bool = False,
-        inputs: Collection[Path] = (),
-    ) -> None:
-        settings = ExportSettings(format=JSONL, policy=policy, options=options, train_model=train_model, mode=mode)
-        place = Folder(folder, overwrite=overwrite, inputs=inputs)
-        with writing(folder):
-            self.writer = ExportWriter(place, JsonlRows(place), settings)
-
-    def add(self, capture: Capture, outcome: RebuiltRollout | Rejected) -> None:
-        """Write the rows of an attempt, or its refusal.
-
-        Raises:
-            ExportError: `row_malformed`, `file_unreadable`.
-        """
-        self.writer.add(capture, Result(), outcome)
-
-    def finish(self) -> Manifest:
-        """Put the files in their places, the manifest last.
-
-        Raises:
-            ExportError: `file_unreadable`.
-        """
-        return self.writer.finish()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.writer.__exit__(kind, error, trace)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gristmill.errors import Code, DecodeError
 from gristmill.export.arrow import pa, pq
-from gristmill.export.parquet_rows import SCHEMA, SCHEMA_KEY, rows_of
+from gristmill.export.parquet_rows import SCHEMA_KEY, SCHEMAS, rows_of
 from gristmill.export.row_json import ROW_SCHEMA
 from gristmill.reconstruction import Row
 
@@ -111,22 +111,25 @@ def _check_schema(schema: Any, path: Path) -> None:
     version = int(stated) if stated.isdigit() and len(stated) < 10 else 0
     if version > ROW_SCHEMA:
         raise DecodeError(
-            f"expected row schema {ROW_SCHEMA}, got {version}",
+            f"expected row schema {ROW_SCHEMA} or older, got {version}",
             code=Code.SCHEMA_UNSUPPORTED,
             where=str(path),
             hint="it was written by a newer version of Gristmill",
         )
-    if version != ROW_SCHEMA:
-        message = f"expected row schema {ROW_SCHEMA} in the metadata, got {stated.decode('ascii', 'replace')!r}"
+    if version not in SCHEMAS:
+        message = (
+            f"expected row schema {ROW_SCHEMA} or older in the metadata, got {stated.decode('ascii', 'replace')!r}"
+        )
         raise DecodeError(message, code=Code.ROW_MALFORMED, where=str(path))
-    if schema.equals(SCHEMA):
+    columns = SCHEMAS[version]
+    if schema.equals(columns):
         return
-    expected = {field.name: field for field in SCHEMA}
+    expected = {field.name: field for field in columns}
     for field in schema:
         if field.name not in expected or not expected[field.name].equals(field):
             message = f"expected {expected.get(field.name, 'no such column')}, got column {field}"
             raise DecodeError(message, code=Code.ROW_MALFORMED, where=f"{path} $.{field.name}")
-    message = f"expected the columns {', '.join(SCHEMA.names)}, got {', '.join(schema.names)}"
+    message = f"expected the columns {', '.join(columns.names)}, got {', '.join(schema.names)}"
     raise DecodeError(message, code=Code.ROW_MALFORMED, where=str(path))
 
 

@@ -23,12 +23,12 @@ import numpy.typing as npt
 
 from gristmill.errors import Code, DecodeError, ExportError
 from gristmill.export.arrow import pa
-from gristmill.export.row_json import ROW_SCHEMA, check_finite
+from gristmill.export.row_json import OLDEST_ROW_SCHEMA, ROW_SCHEMA, check_finite
 from gristmill.export.span_array import little_endian, values_of
-from gristmill.reconstruction import Certificate, Row, RowExtras, Span, SpanArray
+from gristmill.reconstruction import Certificate, Row, RowExtras, Span, SpanArray, TokenCredit
 from gristmill.records import MediaSpan
 
-__all__ = ["ARRAYS", "SCHEMA", "SCHEMA_KEY", "batch_of", "row_bytes", "rows_of"]
+__all__ = ["ARRAYS", "SCHEMA", "SCHEMAS", "SCHEMA_KEY", "batch_of", "row_bytes", "rows_of"]
 
 SCHEMA_KEY: Final = b"gristmill.row_schema"
 """Key of the version of the row in the metadata of a file."""
@@ -84,6 +84,15 @@ _ARRAY: Final = pa.struct(
 )
 _MEDIUM: Final = pa.struct([_field("digest", _STRING), _field("offset", _COUNT), _field("length", _COUNT)])
 _EXTRAS: Final = pa.struct([_field("arrays", _list(_ARRAY)), _field("media", _list(_MEDIUM))])
+_CREDIT: Final = pa.struct(
+    [
+        _field("call_id", _STRING),
+        _field("start", _COUNT),
+        _field("end", _COUNT),
+        _field("reward", _FLOAT, null=True),
+        _field("advantage", _FLOAT, null=True),
+    ]
+)
 
 SCHEMA: Final[Any] = pa.schema(
     [
@@ -102,17 +111,24 @@ SCHEMA: Final[Any] = pa.schema(
         _field("truncated", pa.bool_()),
         _field("finish_reason", _STRING, null=True),
         _field("extras", _EXTRAS),
+        _field("credits", _list(_CREDIT)),
     ],
     metadata={SCHEMA_KEY: str(ROW_SCHEMA).encode()},
 )
 """The columns, in the order of the fields of `Row`."""
+
+SCHEMAS: Final[dict[int, Any]] = {
+    OLDEST_ROW_SCHEMA: pa.schema([field for field in SCHEMA if field.name != "credits"]),
+    ROW_SCHEMA: SCHEMA,
+}
+"""The columns of every version that is read; a row without credits is the same in all of them."""
 
 
 def row_bytes(row: Row) -> int:
     """Return about how much memory a row takes in a batch."""
     extras = sum(array.values.nbytes + _SPAN_BYTES for array in row.extras.arrays)
     held = row.token_ids.nbytes + row.loss_mask.nbytes + row.logprobs.nbytes
-    return held + extras + _SPAN_BYTES * (len(row.spans) + len(row.extras.media) + 1)
+    return held + extras + _SPAN_BYTES * (len(row.spans) + len(row.extras.media) + len(row.credits) + 1)
 
 
 # Rows to columns
@@ -237,6 +253,12 @@ def _extras(extras: list[RowExtras], kind: Any) -> Any:
     )
 
 
+def _credits(credits: list[tuple[TokenCredit, ...]], kind: Any) -> Any:
+    flat = list(chain.from_iterable(credits))
+    columns = _flat(flat, _CREDIT, [field.name for field in _CREDIT])
+    return _lists(map(len, credits), len(credits), _structs(_CREDIT, columns), kind)
+
+
 def _binaries(arrays: list[npt.NDArray[Any]]) -> Any:
     largest = max((array.nbytes for array in arrays), default=0)
     if largest > _LARGEST_ARRAY:
@@ -252,6 +274,7 @@ _COLUMN_MAKERS: Final[dict[str, Callable[[list[Any], Any], Any]]] = {
     **{name: _array_column(dtype) for name, dtype in ARRAYS},
     "spans": _spans,
     "extras": _extras,
+    "credits": _credits,
 }
 
 
@@ -273,7 +296,7 @@ class _ReadExtras(msgspec.Struct):
 
 
 def rows_of(batch: Any, where: Callable[[int], str]) -> Iterator[Row | DecodeError]:
-    """Read the rows of a record batch of `SCHEMA`, one by one; an error stands for a row that is none.
+    """Read the rows of a record batch of one of the `SCHEMAS`, one by one; an error stands for a row that is none.
 
     Args:
         batch: the columns.
@@ -281,6 +304,8 @@ def rows_of(batch: Any, where: Callable[[int], str]) -> Iterator[Row | DecodeErr
     """
     plain = [name for name in SCHEMA.names if name not in _COLUMN_MAKERS]
     columns = {name: batch.column(name).to_pylist() for name in (*plain, "spans", "extras")}
+    credited = "credits" in batch.schema.names
+    columns["credits"] = batch.column("credits").to_pylist() if credited else [()] * batch.num_rows
     arrays = {name: _views(batch.column(name)) for name, _ in ARRAYS}
     for index in range(batch.num_rows):
         fields: dict[str, Any] = {name: columns[name][index] for name in plain}
@@ -291,6 +316,7 @@ def rows_of(batch: Any, where: Callable[[int], str]) -> Iterator[Row | DecodeErr
                 **fields,
                 spans=_converted(columns["spans"][index], tuple[Span, ...], f"{where(index)} $.spans"),
                 extras=_extras_of(columns["extras"][index], f"{where(index)} $.extras"),
+                credits=_converted(columns["credits"][index], tuple[TokenCredit, ...], f"{where(index)} $.credits"),
             )
         except DecodeError as error:
             yield error

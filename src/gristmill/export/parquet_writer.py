@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gristmill.export.arrow import pa, pq
 from gristmill.export.folder import Folder, Part, parquet_name
-from gristmill.export.jsonl import rows_needed
+from gristmill.export.jsonl import losses_of_rows, rows_needed
 from gristmill.export.parquet_rows import SCHEMA, batch_of, row_bytes
 from gristmill.export.writer import Outcome, RecordDigest
 from gristmill.pipeline import RebuiltRollout
@@ -39,7 +39,7 @@ _NAMES: Final = (
     *(f"spans.list.element.{name}" for name in ("call_id", "role", "owner", "weight_version", "logprobs_mode")),
     *(f"spans.list.element.certificate.{name}" for name in ("relation", "parent_call_id", "cause")),
     *(f"extras.arrays.list.element.{name}" for name in ("name", "call_id", "dtype")),
-    "extras.media.list.element.digest",
+    *("extras.media.list.element.digest", "credits.list.element.call_id"),
 )
 WRITE_OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
@@ -86,7 +86,7 @@ class ParquetRows:
             self._waiting.append(row)
             self._waiting_bytes += size
             self.ids.add(row.row_id)
-            self.losses["extras_as_bytes"] += len(row.extras.arrays)
+        self.losses += losses_of_rows(result, rows)
         return outcome
 
     def _flush(self) -> None:

@@ -13,6 +13,7 @@ import base64
 import binascii
 import json
 from contextlib import suppress
+from math import isfinite
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,13 +23,14 @@ import orjson
 
 from gristmill.errors import Code, DecodeError, ExportError
 from gristmill.export.span_array import little_endian, values_of
-from gristmill.reconstruction import Row, RowExtras, Span, SpanArray
+from gristmill.reconstruction import Row, RowExtras, Span, SpanArray, TokenCredit
 from gristmill.records import Float32Array, MediaSpan
 
-__all__ = ["ROW_SCHEMA", "check_finite", "decode_row", "encode_row", "exactly_written"]
+__all__ = ["OLDEST_ROW_SCHEMA", "ROW_SCHEMA", "check_finite", "decode_row", "encode_row", "exactly_written"]
 
-ROW_SCHEMA: Final = 1
-"""Version of the row line; readers refuse newer ones."""
+OLDEST_ROW_SCHEMA: Final = 1
+ROW_SCHEMA: Final = 2
+"""Version of the row; readers refuse newer ones. New in 2: credits; a line states 2 exactly if it has some."""
 
 _ROUNDED_TWICE: Final = np.array([0x15AE43FD], np.uint32).view(np.float32)[0]
 """7.038531e-26, the one magnitude whose shortest text, read as a double, rounds to another float32.
@@ -78,6 +80,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     truncated: bool
     finish_reason: str | None
     extras: _Extras
+    credits: tuple[TokenCredit, ...] = ()
 
 
 class _Schema(msgspec.Struct):
@@ -98,27 +101,30 @@ def encode_row(row: Row) -> bytes:
     """Write a row as one line of JSON, without the line end.
 
     Raises:
-        ExportError: `row_malformed`: a log-probability is not finite, or a text cannot be written as UTF-8.
+        ExportError: `row_malformed`: a number is not finite, or a text cannot be written as UTF-8.
     """
     check_finite(row)
-    line = {name: getattr(row, name) for name in row.__struct_fields__}
+    line = {name: getattr(row, name) for name in row.__struct_fields__ if name != "credits" or row.credits}
     line["spans"] = msgspec.to_builtins(row.spans)
     line["extras"] = {
         "arrays": [_packed(array) for array in row.extras.arrays],
         "media": msgspec.to_builtins(row.extras.media),
     }
+    if row.credits:
+        line["credits"] = msgspec.to_builtins(row.credits)
     for name in ("token_ids", "loss_mask"):
         line[name] = np.ascontiguousarray(line[name])
     line["logprobs"] = exactly_written(np.ascontiguousarray(row.logprobs))
+    schema = ROW_SCHEMA if row.credits else OLDEST_ROW_SCHEMA
     try:
-        return orjson.dumps({"schema": ROW_SCHEMA, **line}, option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps({"schema": schema, **line}, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError as error:
         message = f"cannot write row {row.row_id} as JSON: {error}"
         raise ExportError(message, code=Code.ROW_MALFORMED, where=f"row={row.row_id}") from error
 
 
 def check_finite(row: Row) -> None:
-    """Refuse log-probabilities that no trainer should get, in any format.
+    """Refuse log-probabilities and credits that no trainer should get, in any format.
 
     Raises:
         ExportError: `row_malformed`.
@@ -126,6 +132,10 @@ def check_finite(row: Row) -> None:
     if not np.isfinite(row.logprobs).all():
         message = f"expected finite log-probabilities in row {row.row_id}, got others"
         raise ExportError(message, code=Code.ROW_MALFORMED, where=f"row={row.row_id}")
+    for credit in row.credits:
+        if not (isfinite(credit.reward or 0.0) and isfinite(credit.advantage or 0.0)):
+            message = f"expected finite credits in row {row.row_id}, got others"
+            raise ExportError(message, code=Code.ROW_MALFORMED, where=f"row={row.row_id}")
 
 
 def exactly_written(logprobs_T: Float32Array) -> npt.NDArray[Any]:
@@ -164,7 +174,7 @@ def decode_row(data: bytes, where: str) -> Row:
         raise _refused(data, where, error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(f"expected a JSON object, got something else: {error}", where=where) from error
-    if line.schema != ROW_SCHEMA:
+    if not (ROW_SCHEMA if line.credits else OLDEST_ROW_SCHEMA) <= line.schema <= ROW_SCHEMA:
         raise _other_schema(line.schema, where)
     fields = {name: getattr(line, name) for name in line.__struct_fields__ if name != "schema"}
     arrays = enumerate(line.extras.arrays)
@@ -234,7 +244,7 @@ def _refused(data: bytes, where: str, error: msgspec.ValidationError) -> DecodeE
 def _other_schema(schema: int, where: str) -> DecodeError:
     newer = schema > ROW_SCHEMA
     return DecodeError(
-        f"expected row schema {ROW_SCHEMA}, got {schema}",
+        f"expected row schema {ROW_SCHEMA} or, without credits, older, got {schema}",
         code=Code.SCHEMA_UNSUPPORTED if newer else Code.ROW_MALFORMED,
         where=where,
         hint="it was written by a newer version of Gristmill" if newer else None,

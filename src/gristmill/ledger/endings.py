@@ -8,8 +8,11 @@ Not here: calls and what is said of them (writes).
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
+from gristmill.canonical import JsonValue, loads
+from gristmill.captures.credit import credit_json, read_credit
+from gristmill.captures.reply import Unexpected
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.bodies import written, written_plain
 from gristmill.ledger.book import Library, closed_error, name_of
@@ -24,7 +27,7 @@ FROZEN_STATES: Final = frozenset({AttemptState.FROZEN, AttemptState.ABANDONED})
 
 
 class PreparedResult(NamedTuple):
-    """A result, encoded."""
+    """A result, encoded; its credit, if it has any, is a second line of `metadata`."""
 
     reward: float | None
     group_id: str | None
@@ -41,12 +44,20 @@ def prepare_result(result: Result) -> PreparedResult:
     """Check and encode a result.
 
     Raises:
-        LedgerError: `option_invalid`, it is no JSON, or the reward is no finite number.
+        LedgerError: `option_invalid`, it is no JSON, or its reward or credit is none.
     """
     reward = result.reward
     if reward is not None and not -float("inf") < reward < float("inf"):
         raise LedgerError(f"expected a finite reward, got {reward}", code=Code.OPTION_INVALID, where="$.reward")
     value, metadata = written(result.value, "$.result"), written_plain(result.metadata, "$.metadata")
+    credit = credit_json(result)
+    if credit:
+        text = written(credit, "$")
+        try:
+            read_credit(cast("dict[str, JsonValue]", loads(text)))
+        except Unexpected as error:
+            raise LedgerError(error.message, code=Code.OPTION_INVALID, where=error.where) from error
+        metadata += b"\n" + text
     # SQLite keeps no sign of a nought.
     return PreparedResult(None if reward is None else float(reward) + 0.0, result.group_id, value, metadata)
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from gristmill.canonical import loads
+from gristmill.canonical import JsonValue, loads
+from gristmill.captures.credit import read_credit, with_credit
 from gristmill.captures.exact import plain_numbers
+from gristmill.captures.reply import Unexpected
 from gristmill.errors import Code, LedgerError
 from gristmill.ledger.book import unknown_attempt
 from gristmill.ledger.calls import label_checksum, own_purpose, read_delta, read_record, result_checksum
@@ -152,7 +154,7 @@ def read_result(connection: Session, attempt: AttemptRow) -> Result | None:
     """Read what the harness of an attempt handed back.
 
     Raises:
-        LedgerError: `ledger_damaged`.
+        LedgerError: `ledger_damaged`, `schema_unsupported`.
     """
     row = RESULTS.one(connection, "WHERE attempt_no = ?", (attempt.attempt_no,))
     if row is None:
@@ -163,13 +165,25 @@ def read_result(connection: Session, attempt: AttemptRow) -> Result | None:
             code=Code.LEDGER_DAMAGED,
             where=attempt.rollout_id,
         )
-    metadata = plain_numbers(loads(row.metadata, "$.metadata"), "$.metadata")
-    return Result(
+    plain, _, credit = row.metadata.partition(b"\n")
+    metadata = plain_numbers(loads(plain, "$.metadata"), "$.metadata")
+    result = Result(
         value=loads(row.value, "$.result"),
         reward=row.reward,
         group_id=row.group_id,
         metadata=cast("dict[str, object]", metadata),
     )
+    if not credit:
+        return result
+    try:
+        return with_credit(result, read_credit(cast("dict[str, JsonValue]", loads(credit))))
+    except Unexpected as error:
+        raise LedgerError(
+            f"expected the credit of {attempt.rollout_id}/{attempt.attempt} as this version writes it: {error.message}",
+            code=Code.SCHEMA_UNSUPPORTED,
+            where=attempt.rollout_id,
+            hint="it was written by a newer version of Gristmill",
+        ) from error
 
 
 def stored_digest(connection: Session, attempt: AttemptRow, *, with_setup: bool = True) -> str:

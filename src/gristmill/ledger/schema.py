@@ -169,7 +169,7 @@ class SetupRow(NamedTuple):
 
 
 class ResultRow(NamedTuple):
-    """What the harness handed back; `value` and `metadata` are JSON texts."""
+    """What the harness handed back; `value` and `metadata` are JSON texts, a credit is a second line of `metadata`."""
 
     attempt_no: int
     reward: float | None

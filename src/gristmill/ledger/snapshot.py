@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from gristmill.canonical import JsonValue
+from gristmill.captures.credit import credit_json
 from gristmill.captures.exact import plain_numbers
 from gristmill.captures.reply import Unexpected
 from gristmill.ledger.bodies import written
@@ -65,6 +66,9 @@ def snapshot_id(
         _add(digest, msgspec.json.encode((reward, result.group_id)))
         _add(digest, written(result.value, "$.result"))
         _add(digest, written(_read_back(dict(result.metadata)), "$.metadata"))
+        credit = credit_json(result)
+        if credit:
+            _add(digest, b"credit " + written(credit, "$"))
     if setup is not None:
         _add(digest, b"setup " + msgspec.json.encode(setup.group_id))
         _add(digest, written(_read_back(dict(setup.metadata)), "$.metadata"))

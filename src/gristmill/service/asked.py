@@ -14,6 +14,7 @@ from math import isfinite
 from typing import Final, NamedTuple, TypeVar, cast
 
 from gristmill.canonical import JsonNumber, JsonValue, RepeatedKeys, json_kind, loads
+from gristmill.captures.credit import CREDIT_KEYS, Credit, read_credit, with_credit
 from gristmill.captures.exact import plain_numbers
 from gristmill.captures.reply import Unexpected
 from gristmill.errors import Code, ConfigError, DecodeError
@@ -66,10 +67,12 @@ class FinishAsked(NamedTuple):
     metadata: Mapping[str, JsonValue] = {}
     drain_s: float | None = None
     policy: str = DEFAULT_POLICY
+    credit: Credit = Credit()
 
     def result(self, group_id: str | None) -> Result:
         """Return the result as it is stored."""
-        return Result(value=self.value, reward=self.reward, group_id=group_id, metadata=self.metadata)
+        result = Result(value=self.value, reward=self.reward, group_id=group_id, metadata=self.metadata)
+        return with_credit(result, self.credit)
 
 
 class ListAsked(NamedTuple):
@@ -249,9 +252,21 @@ def finish_asked(data: bytes) -> FinishAsked:
         metadata=members.take("metadata", _object) or {},
         drain_s=members.take("drain_s", _seconds),
         policy=policy_asked(members.take("policy", _text), "$.policy"),
+        credit=_credit({name: members.take(name, _as_it_is) for name in CREDIT_KEYS}),
     )
-    members.done("result", "reward", "metadata", "drain_s", "policy")
+    members.done("result", "reward", *sorted(CREDIT_KEYS), "metadata", "drain_s", "policy")
     return asked
+
+
+def _as_it_is(value: JsonValue, where: str) -> JsonValue:
+    return value
+
+
+def _credit(members: Mapping[str, JsonValue]) -> Credit:
+    try:
+        return read_credit(members)
+    except Unexpected as error:
+        raise _refused(error.message, error.where) from error
 
 
 def drain_asked(data: bytes) -> float | None:

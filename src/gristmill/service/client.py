@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Final, cast
@@ -19,9 +19,11 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from gristmill.canonical import JsonValue
+from gristmill.captures.credit import credit_json
 from gristmill.captures.exact import dumps
 from gristmill.errors import CaptureError, Code, ConfigError
 from gristmill.ledger import AttemptKey
+from gristmill.records import CallCredit, Failure, Result
 
 __all__ = ["AdminClient", "GatewayUnreachable", "Opened"]
 
@@ -114,18 +116,22 @@ class AdminClient:
                     raise
             sleep(_BUSY_PAUSE_s)
 
-    def finish(
+    def finish(  # noqa: PLR0913  each of them is a choice of its own
         self,
         key: AttemptKey,
         result: JsonValue,
         reward: float | None,
         *,
+        advantage: float | None = None,
+        credits: Sequence[CallCredit] = (),
+        failure: Failure | None = None,
         metadata: Mapping[str, Any] | None = None,
         drain_s: float | None = None,
         policy: str | None = None,
     ) -> dict[str, Any]:
         """Store an attempt's result and return what it comes to; raises as `open`."""
         asked: dict[str, JsonValue] = {"result": result, "reward": reward, "metadata": dict(metadata or {})}
+        asked |= credit_json(Result(advantage=advantage, credits=tuple(credits), failure=failure))
         if drain_s is not None:
             asked["drain_s"] = drain_s
         if policy is not None:

@@ -27,6 +27,7 @@ from gristmill.canonical import JsonValue
 from gristmill.errors import Code, ConfigError, GristmillError
 from gristmill.gateway.config import GatewayConfig
 from gristmill.gateway.settings import load_settings
+from gristmill.records import CallCredit, Failure
 from gristmill.service.asked import check_result
 from gristmill.service.harnesses import HARNESSES, Reach
 from gristmill.service.outcome import Outcome
@@ -132,6 +133,9 @@ class Rollout:
         result: JsonValue = None,
         reward: float | None = None,
         *,
+        advantage: float | None = None,
+        credits: Sequence[CallCredit] = (),
+        failure: Failure | None = None,
         metadata: Mapping[str, Any] | None = None,
         policy: str | None = None,
     ) -> Outcome:
@@ -140,6 +144,10 @@ class Rollout:
         Args:
             result: the returned history: `{"messages": […]}`, `{"response": …}` or `{"responses": […]}`.
             reward: a finite number; None is a missing one.
+            advantage: of the rollout, where the caller knows it; None is a missing one.
+            credits: rewards and advantages of calls, or of spans of their tokens; a reply names its call in the header
+                `x-gristmill-call-id`.
+            failure: that the rollout failed, and whether it is masked or scored.
             metadata: JSON kept beside it.
             policy: a built-in policy that the outcome is counted by.
 
@@ -152,7 +160,16 @@ class Rollout:
         """
         place, opened = self._known()
         check_result(result, "result")
-        answer = place.client.finish(opened.attempt_key, result, reward, metadata=metadata, policy=policy)
+        answer = place.client.finish(
+            opened.attempt_key,
+            result,
+            reward,
+            advantage=advantage,
+            credits=credits,
+            failure=failure,
+            metadata=metadata,
+            policy=policy,
+        )
         self._outcome = msgspec.convert({name: answer[name] for name in Outcome.__struct_fields__}, Outcome)
         return self._outcome
 
@@ -161,11 +178,24 @@ class Rollout:
         result: JsonValue = None,
         reward: float | None = None,
         *,
+        advantage: float | None = None,
+        credits: Sequence[CallCredit] = (),
+        failure: Failure | None = None,
         metadata: Mapping[str, Any] | None = None,
         policy: str | None = None,
     ) -> Outcome:
         """Do as `finish` off the event loop."""
-        return await asyncio.to_thread(lambda: self.finish(result, reward, metadata=metadata, policy=policy))
+        return await asyncio.to_thread(
+            lambda: self.finish(
+                result,
+                reward,
+                advantage=advantage,
+                credits=credits,
+                failure=failure,
+                metadata=metadata,
+                policy=policy,
+            )
+        )
 
     def __enter__(self) -> Self:
         self._begun = self._stack.enter_context(self._opening)

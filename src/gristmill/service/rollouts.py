@@ -15,13 +15,15 @@ from time import time
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from gristmill.captures.purpose import label_calls
 from gristmill.errors import CaptureError, Code
 from gristmill.gateway.app import Gateway
 from gristmill.gateway.keys import key_digest, mint_key
 from gristmill.ledger import AttemptKey, AttemptSetup, AttemptState, SqliteLedger, Summary
 from gristmill.ledger.writes import prepare_result
-from gristmill.records import Purpose, Result
+from gristmill.records import Purpose
 from gristmill.service.asked import FinishAsked, ListAsked, MintAsked
 from gristmill.service.outcome import Outcome, outcome_of
 
@@ -156,12 +158,7 @@ class Rollouts:
             given = AttemptSetup() if setup is None else setup
             result = asked.result(given.group_id)
             if given.metadata:
-                result = Result(
-                    value=result.value,
-                    reward=result.reward,
-                    group_id=result.group_id,
-                    metadata={**given.metadata, **result.metadata},
-                )
+                result = msgspec.structs.replace(result, metadata={**given.metadata, **result.metadata})
             prepare_result(result)
             aborted = 0
             if summary.state is _TAKES_CALLS:

@@ -23,6 +23,7 @@ import msgspec
 from gristmill.canonical import JsonValue, loads
 from gristmill.errors import ConfigError, DecodeError, GristmillError
 from gristmill.ledger import AttemptKey, SqliteReader
+from gristmill.records import Attribution, Failure
 from gristmill.selection import DEFAULT_POLICY, SelectionPolicy
 from gristmill.service.asked import check_result
 from gristmill.service.child import Ended, child_environment, clean_environment, run_child
@@ -55,6 +56,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         own_policy: a policy of one's own instead; it is run here, over the ledger (which the place then has to name),
             and never named to the gateway.
         output_to_stderr: what the harness writes on standard output goes to standard error.
+        on_failure: how a run that fails counts: an exit code other than 0, or an end before the harness had one; None:
+            as any other run.
     """
 
     command: Sequence[str]
@@ -66,6 +69,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     own_policy: SelectionPolicy | None = None
     output_to_stderr: bool = False
+    on_failure: Attribution | None = None
 
 
 class Unusable(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +87,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         exit_code: the harness's, 128 + N for signal N.
         reward: None is a missing one; `reward_error` says why.
         history: `found` by `sources`, or `missing` for a reason.
+        failure: of a run that failed, where it was asked how that counts.
         aborted: calls that were still running when the harness had ended.
         unusable: where no call was usable, why, the most frequent reason first.
     """
@@ -96,6 +101,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None
     reward: float | None
     reward_error: str | None
+    failure: Failure | None
     history_sources: tuple[str, ...]
     history_missing: str | None
     aborted: int
@@ -117,7 +123,10 @@ def run_harness(asked: Asked, begun: Begun) -> Report:
         CaptureError: the gateway refused, or is gone.
     """
     place, opened = begun
-    with _Finishing(place, opened) as finishing, tempfile.TemporaryDirectory(prefix="gristmill-run-") as folder:
+    with (
+        _Finishing(place, opened, asked.on_failure) as finishing,
+        tempfile.TemporaryDirectory(prefix="gristmill-run-") as folder,
+    ):
         reach = _reach(asked, place, opened)
         setup = asked.harness.prepare(reach, Path(folder))
         environment = child_environment(os.environ, place.secrets, setup, opened.attempt_key, opened.base_url)
@@ -148,6 +157,8 @@ def run_harness(asked: Asked, begun: Begun) -> Report:
         if history.missing is not None:
             finishing.metadata["history_missing"] = history.missing
         policy = asked.policy if asked.policy is not None else _default_policy(history)
+        if ended.exit_code:
+            finishing.fails(_reason(ended))
         answer = finishing.finish(history.value, reward.value, policy)
     outcome = _outcome(answer, asked.own_policy, place, opened.attempt_key)
     return Report(
@@ -160,6 +171,7 @@ def run_harness(asked: Asked, begun: Begun) -> Report:
         signal=ended.signal,
         reward=reward.value,
         reward_error=reward.error,
+        failure=finishing.failure,
         history_sources=history.sources,
         history_missing=history.missing,
         aborted=answer["aborted"],
@@ -191,17 +203,26 @@ class _Stamps(NamedTuple):
 class _Finishing:
     """Finishes a rollout, also where what happens in between fails."""
 
-    def __init__(self, place: Place, opened: Opened) -> None:
+    def __init__(self, place: Place, opened: Opened, on_failure: Attribution | None) -> None:
         self._place: Final = place
         self._key: Final = opened.attempt_key
+        self._on_failure: Final = on_failure
+        self.failure: Failure | None = None
         self._done = False
         self.metadata: dict[str, Any] = {}
 
     def finish(self, value: JsonValue, reward: float | None, policy: str | None) -> dict[str, Any]:
-        answer = self._place.client.finish(self._key, value, reward, metadata=self.metadata, policy=policy)
+        answer = self._place.client.finish(
+            self._key, value, reward, failure=self.failure, metadata=self.metadata, policy=policy
+        )
         self._done = True
         self._revoke()
         return answer
+
+    def fails(self, reason: str) -> None:
+        """Say that the run failed, where it was asked how that counts."""
+        if self._on_failure is not None:
+            self.failure = Failure(reason, self._on_failure)
 
     def _revoke(self) -> None:
         self._place.client.revoke(self._key, drain_s=0.0)
@@ -213,9 +234,16 @@ class _Finishing:
         if error is None or self._done:
             return
         self.metadata["error"] = _told(error)
+        self.fails(_told(error))
         # The first failure is the one to tell.
         with contextlib.suppress(GristmillError):
             self.finish(None, None, None)
+
+
+def _reason(ended: Ended) -> str:
+    if ended.signal is not None:
+        return f"the harness was ended by signal {ended.signal}"
+    return f"the harness ended with exit code {ended.exit_code}"
 
 
 def _told(error: BaseException) -> str:
