@@ -44,7 +44,7 @@ _LOSSES: Final = {
     "advantage": ADVANTAGE_DROPPED,
     "versions": "Rows with trained tokens whose weight version was not recorded: -1, so that they have no staleness.",
 }
-_version: Final = re.compile(r"[^0-9]*([0-9]{1,10})", re.ASCII)
+_version: Final = re.compile(r"(?!-)[^0-9]*([0-9]{1,10})", re.ASCII)
 
 
 def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
