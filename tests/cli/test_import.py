@@ -53,6 +53,7 @@ def test_everything_once(tmp_path: Path, ledger: Path, capsys: pytest.CaptureFix
         "lost": 0,
         "sampled_tokens": 11,
         "bad_lines": [],
+        "losses": {},
     }
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 import msgspec
 
+from gristmill.cli.foreign import FOREIGN_OPTIONS, foreign_parts
 from gristmill.cli.nearest import did_you_mean
 from gristmill.cli.sources import Kind, Source, size_bytes, sources
 from gristmill.errors import Code, ConfigError, DecodeError, LedgerError
@@ -34,6 +35,10 @@ STATES: Final = ("open", "finished", "frozen", "abandoned")
 _FROZEN: Final = "frozen"
 _MOST_REMARKS: Final = 10
 _MOST_UNKNOWN: Final = 1000
+_HOLDS_RESULTS: Final = {
+    Kind.LEDGER: "a ledger, which holds the results",
+    Kind.FOREIGN: "a capture of another program, whose format says where results stand",
+}
 
 
 class Attempt(NamedTuple):
@@ -76,10 +81,13 @@ class Captures(msgspec.Struct):
         result: file of the harness's result, for one attempt.
         rollout, attempt, group, state: read only these; a capture in files is frozen.
         skip_bad: pass over lines that cannot be read.
+        format_name: the foreign format of the paths, None where they are ours or tell theirs.
+        completed: calls of foreign formats count as finished where nothing says whether they did.
         tokens, exchanges, summaries: what is read of a ledger's attempt beside its records; of files all of it is.
         summaries_only: of ledgers nothing else is read.
         bad_word: what is said of a line that was passed over.
         bad_lines: those that were passed over, as `{where, message}`.
+        losses: what importers could not carry, how often, by format and name.
         damaged: takes attempts of a ledger that cannot be read, with the reason; None: the first one ends the reading.
     """
 
@@ -90,12 +98,15 @@ class Captures(msgspec.Struct):
     group: str | None = None
     state: str | None = None
     skip_bad: bool = False
+    format_name: str | None = None
+    completed: bool = False
     tokens: bool = True
     exchanges: bool = False
     summaries: bool = False
     summaries_only: bool = False
     bad_word: str = "skipped"
     bad_lines: list[dict[str, str]] = []
+    losses: dict[str, Counter[str]] = {}
     damaged: list[tuple[str, str]] | None = None
     remarks: int = 0
     unknown: dict[tuple[str, str], _Unknown] = {}
@@ -108,7 +119,9 @@ class Captures(msgspec.Struct):
     def reading(self) -> list[str]:
         """Write how the paths are read as it is given on a command line."""
         result = [] if self.result is None else ["--result", str(self.result)]
-        return [*result, *(["--skip-bad"] if self.skip_bad else [])]
+        named = [] if self.format_name is None else ["--from", self.format_name]
+        flags = {"--completed": self.completed, "--skip-bad": self.skip_bad}
+        return [*result, *named, *(flag for flag, given in flags.items() if given)]
 
     def arguments(self) -> list[str]:
         """Write everything but the paths as it is given on a command line."""
@@ -132,11 +145,10 @@ class Captures(msgspec.Struct):
         read = found = False
         try:
             for source in places:
-                attempts = self._stored(source, known) if source.kind is Kind.LEDGER else self._filed(source, known)
-                for attempt in attempts:
+                for attempt in self._read(source, known):
                     read = True
                     key = (attempt.capture.rollout_id, attempt.capture.attempt)
-                    if len(places) > 1:
+                    if len(places) > 1 or source.kind is Kind.FOREIGN:
                         if key in seen:
                             raise _twice(key, seen[key], source.path)
                         seen[key] = source.path
@@ -150,6 +162,11 @@ class Captures(msgspec.Struct):
         if not found:
             raise self._unknown(known)
 
+    def _read(self, source: Source, known: dict[str, set[int]]) -> Iterator[Attempt]:
+        if source.kind is Kind.LEDGER:
+            return self._stored(source, known)
+        return self._filed(source, known) if source.kind is Kind.FILES else self._foreign(source, known)
+
     def places(self) -> list[Source]:
         """Give the sources behind the paths.
 
@@ -159,16 +176,16 @@ class Captures(msgspec.Struct):
         """
         for path in self.paths:
             refuse_other(path)
-        places = list(sources(self.paths))
-        stored = any(place.kind is Kind.LEDGER for place in places)
-        if self.result is not None and (stored or len(places) != 1):
-            got = "a ledger, which holds the results" if stored else str(len(places))
+        places = list(sources(self.paths, self.format_name))
+        holders = [_HOLDS_RESULTS[place.kind] for place in places if place.kind is not Kind.FILES]
+        if self.result is not None and (holders or len(places) != 1):
+            got = holders[0] if holders else str(len(places))
             raise ConfigError(
                 f"expected one capture to go with {self.result}, got {got}",
                 where="--result",
                 hint="put result.json beside each capture, or `result` lines into it",
             )
-        shared = Counter(place.path.parent for place in places if place.path.suffix == ".jsonl")
+        shared = Counter(place.path.parent for place in places if _is_lines(place))
         for folder, count in shared.items():
             if count > 1 and (folder / "result.json").is_file():
                 raise ConfigError(
@@ -180,7 +197,7 @@ class Captures(msgspec.Struct):
 
     def bytes(self) -> int:
         """Add up the sizes of the captures in files."""
-        return sum(size_bytes(place.path) for place in self.places() if place.kind is Kind.FILES)
+        return sum(size_bytes(place.path) for place in self.places() if place.kind is not Kind.LEDGER)
 
     # Filters
 
@@ -263,7 +280,6 @@ class Captures(msgspec.Struct):
 
     def _filed(self, source: Source, known: dict[str, set[int]]) -> Iterator[Attempt]:
         from gristmill.captures.stream import CaptureStream
-        from gristmill.records import Result
 
         if source.passed_over:
             told = f"{source.passed_over} file(s) beside the captures are not read"
@@ -275,11 +291,27 @@ class Captures(msgspec.Struct):
                 known.setdefault(rollout_id, set()).add(number)
         share_bytes = size_bytes(source.path) // max(len(stream.keys), 1)
         with _with_hint(self.skip_bad):
-            for part in stream.parts(self._wanted_key):
-                self._tell(part, source)
-                for key, (capture, result) in part.rollouts.items():
-                    if self._wanted_key(key):
-                        yield Attempt(source.path, capture, result or Result(), None, result is not None, share_bytes)
+            yield from self._of_parts(stream.parts(self._wanted_key), source, share_bytes)
+
+    def _foreign(self, source: Source, known: dict[str, set[int]]) -> Iterator[Attempt]:
+        losses = self.losses.setdefault(source.format_name or "", Counter())
+        parts = foreign_parts(source, losses, skip_bad=self.skip_bad, completed=self.completed)
+        with _with_hint(self.skip_bad, foreign=True):
+            for attempt in self._of_parts(parts, source):
+                key = (attempt.capture.rollout_id, attempt.capture.attempt)
+                if not self.whole:
+                    known.setdefault(key[0], set()).add(key[1])
+                if self._wanted_key(key):
+                    yield attempt
+
+    def _of_parts(self, parts: Iterable[CaptureFile], source: Source, share_bytes: int = 0) -> Iterator[Attempt]:
+        from gristmill.records import Result
+
+        for part in parts:
+            self._tell(part, source)
+            for key, (capture, result) in part.rollouts.items():
+                if source.kind is Kind.FOREIGN or self._wanted_key(key):
+                    yield Attempt(source.path, capture, result or Result(), None, result is not None, share_bytes)
 
     def _tell(self, part: CaptureFile, source: Source) -> None:
         from gristmill.captures.lines import unknown_keys
@@ -332,14 +364,23 @@ class Captures(msgspec.Struct):
 
 
 @contextlib.contextmanager
-def _with_hint(skip_bad: bool) -> Generator[None]:
+def _with_hint(skip_bad: bool, *, foreign: bool = False) -> Generator[None]:
     """Say of a line that cannot be read how it is passed over."""
     try:
         yield
     except DecodeError as error:
-        if not skip_bad and error.code is Code.FILE_MALFORMED and "line " in (error.where or "") and not error.hint:
+        if not skip_bad and error.code is Code.FILE_MALFORMED and not error.hint and _passed_over(error, foreign):
             error.hint = "--skip-bad passes over bad lines"
         raise
+
+
+def _passed_over(error: DecodeError, foreign: bool) -> bool:
+    """Tell whether what cannot be read is one of several."""
+    return foreign or "line " in (error.where or "")
+
+
+def _is_lines(place: Source) -> bool:
+    return place.kind is Kind.FILES and place.path.suffix == ".jsonl"
 
 
 def refuse_other(path: Path) -> None:
@@ -385,6 +426,7 @@ def _options(argument: bool, filters: bool) -> list[Callable[[Any], Any]]:
     return [
         *([paths] if argument else []),
         click.option("--result", type=click.Path(path_type=Path), help="File of the harness's result."),
+        *FOREIGN_OPTIONS,
         *(narrowing if filters else []),
         click.option("--skip-bad", is_flag=True, help="Pass over lines that cannot be read; each is reported."),
     ]
@@ -405,7 +447,8 @@ def takes_captures(
         @functools.wraps(command)
         def run(*, result: Path | None, skip_bad: bool, paths: tuple[Path, ...] = (), **rest: Any) -> Any:
             narrowed = {name: rest.pop(name) for name in ("rollout", "attempt", "group", "state") if filters}
-            captures = Captures(tuple(paths), result, skip_bad=skip_bad, bad_lines=[], **narrowed)
+            foreign = {"format_name": rest.pop("foreign_format"), "completed": rest.pop("completed")}
+            captures = Captures(tuple(paths), result, skip_bad=skip_bad, bad_lines=[], **narrowed, **foreign)
             return command(captures=captures, **rest)
 
         wrapped: Any = run

@@ -1,7 +1,8 @@
 """`gristmill import`: captures into a ledger, all of them or none.
 
-JSON: `{"ledger", "added", "unchanged", "calls", "lost", "sampled_tokens", "bad_lines": [{where, message}]}`; `added`
-and `unchanged` count attempts, the other numbers are of both together.
+JSON: `{"ledger", "added", "unchanged", "calls", "lost", "sampled_tokens", "bad_lines": [{where, message}],
+"losses": {format: {name: count}}}`; `added` and `unchanged` count attempts, the other numbers are of both together;
+`losses` are what captures of other programs have and ours have no place for.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Counted(msgspec.Struct):
 def command(*, captures: Captures, ledger: Path, as_json: bool) -> int:
     """Put captures into a ledger, all of them or none.
 
+    Captures of other programs are read with --from, or without where they tell what they are.
     What is there already is passed over, so an import can be repeated; the same attempt with other content refuses it.
     Lines that cannot be read are all reported, and then nothing is imported unless --skip-bad is given: each leaves a
     lost call in its rollout.
@@ -66,6 +68,7 @@ def command(*, captures: Captures, ledger: Path, as_json: bool) -> int:
         from gristmill.cli.document import json_text
 
         told = {"ledger": str(ledger), **msgspec.to_builtins(counted), "bad_lines": captures.bad_lines}
+        told["losses"] = {name: dict(sorted(losses.items())) for name, losses in sorted(captures.losses.items())}
         sys.stdout.write(json_text(told) + "\n")
     else:
         _tell(captures, ledger, counted)

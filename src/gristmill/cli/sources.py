@@ -3,6 +3,9 @@
 Invariant: every path gives at least one source, in the order given and then by name; what is passed over in a folder
 is counted, so that it can be said.
 
+A format that is named is that of every path that is no ledger; else a path is a foreign one only where an importer is
+certain of it.
+
 A folder is a story (`capture.jsonl` in it), holds stories and files of capture lines, or else recorded exchanges.
 
 Not here: reading them (attempts).
@@ -28,28 +31,45 @@ class Kind(Enum):
 
     LEDGER = "ledger"
     FILES = "files"
+    FOREIGN = "foreign"
 
 
 class Source(NamedTuple):
-    """One ledger, or one file or folder of captured calls; `passed_over` counts files of its folder, told once."""
+    """One ledger, or one file or folder of captured calls.
+
+    `passed_over` counts files of its folder, told once; `format_name` is that of a foreign one.
+    """
 
     path: Path
     kind: Kind = Kind.FILES
     passed_over: int = 0
+    format_name: str | None = None
 
 
-def sources(paths: Iterable[Path]) -> Iterator[Source]:
+def sources(paths: Iterable[Path], format_name: str | None = None) -> Iterator[Source]:
     """Give the sources behind paths."""
     for path in paths:
         if is_ledger(path):
             yield Source(path, Kind.LEDGER)
             continue
-        inside, passed_over = _inside(path)
-        if not inside:
-            yield Source(path)
+        if format_name is not None:
+            yield Source(path, Kind.FOREIGN, format_name=format_name)
             continue
-        yield Source(inside[0], passed_over=passed_over)
-        yield from map(Source, inside[1:])
+        inside, passed_over = _inside(path)
+        found = _as_it_is(path)
+        if not inside or found.kind is Kind.FOREIGN:
+            yield found
+            continue
+        yield _as_it_is(inside[0])._replace(passed_over=passed_over)
+        yield from map(_as_it_is, inside[1:])
+
+
+def _as_it_is(path: Path) -> Source:
+    """Tell whether a path is certainly a foreign one; a story never is."""
+    from gristmill.interop import importer_of
+
+    importer = None if (path / _STORY).is_file() else importer_of(path)
+    return Source(path) if importer is None else Source(path, Kind.FOREIGN, format_name=importer.name)
 
 
 def _inside(path: Path) -> tuple[list[Path], int]:
