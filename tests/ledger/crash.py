@@ -31,7 +31,7 @@ from gristmill.ledger import AttemptKey, SqliteLedger, StoredCall
 from gristmill.records import Capture, Delivery
 from tests.ledger.attempts import chain, same_tokens
 
-__all__ = ["Report", "run"]
+__all__ = ["CALLS", "LOST", "Report", "check_attempt", "run", "seed_of"]
 
 THREADS = 4
 CALLS = 12
@@ -55,7 +55,7 @@ def _write(ledger: SqliteLedger, pipe: int, round_no: int, thread: int) -> None:
     attempt = 0
     while True:
         key = AttemptKey(f"r{round_no}-{thread}", attempt)
-        for call in chain(CALLS, _seed(key), long_chars=2000):
+        for call in chain(CALLS, seed_of(key), long_chars=2000):
             call_id = call.record.model_call_id
             ledger.admit(key, call_id, call.record.parent_call_id)
             ordinal = ledger.commit(key, call)
@@ -65,7 +65,7 @@ def _write(ledger: SqliteLedger, pipe: int, round_no: int, thread: int) -> None:
         attempt += 1
 
 
-def _seed(key: AttemptKey) -> int:
+def seed_of(key: AttemptKey) -> int:
     return random.Random(f"{key.rollout_id}/{key.attempt}").randrange(2**32)
 
 
@@ -123,7 +123,7 @@ def _check(path: Path, round_no: int, lines: list[bytes], report: Report) -> Non
             found = {record.model_call_id: record.ordinal for record in capture.records}
             missing = acknowledged.get(key, {}).items() - found.items()
             assert not missing, f"acknowledged and not there: {key} {missing}"
-            _check_attempt(key, capture)
+            check_attempt(key, capture)
             lost += len(capture.lost)
             seen += len(found)
         assert ledger.lost_on_open == lost, (ledger.lost_on_open, lost)
@@ -135,9 +135,9 @@ def _check(path: Path, round_no: int, lines: list[bytes], report: Report) -> Non
     report.marked_lost += lost
 
 
-def _check_attempt(key: AttemptKey, capture: Capture) -> None:
+def check_attempt(key: AttemptKey, capture: Capture, lost: str = LOST) -> None:
     """Compare everything that is stored with what was written."""
-    written: list[StoredCall] = list(chain(CALLS, _seed(key), long_chars=2000))
+    written: list[StoredCall] = list(chain(CALLS, seed_of(key), long_chars=2000))
     for n, record in enumerate(capture.records):
         call = written[n]
         wanted = msgspec.structs.replace(
@@ -149,7 +149,7 @@ def _check_attempt(key: AttemptKey, capture: Capture) -> None:
         assert same_tokens(capture.tokens[record.model_call_id], call.tokens), f"{key} {n}: torn tokens"
         assert capture.exchanges[record.model_call_id] == call.exchange, f"{key} {n}: torn exchange"
     assert len(capture.lost) <= 1
-    assert all(call.reason == LOST for call in capture.lost), capture.lost
+    assert all(call.reason == lost for call in capture.lost), capture.lost
     assert Counter(call.model_call_id for call in capture.lost).keys().isdisjoint(capture.tokens)
 
 

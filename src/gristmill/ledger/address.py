@@ -119,7 +119,7 @@ def path_of(address: LedgerAddress) -> Path | None:
 
 
 def _query(parameters: list[tuple[str, str]]) -> str:
-    return "?" + urlencode(parameters, quote_via=quote) if parameters else ""
+    return "?" + urlencode(parameters, safe="/:,", quote_via=quote) if parameters else ""
 
 
 def _schema(named: list[str]) -> str:

@@ -147,6 +147,7 @@ def is_gone(error: BaseException) -> bool:
 _BY_CLASS: Final = {
     "08": Code.LEDGER_UNREACHABLE,
     "22": Code.OPTION_INVALID,
+    "23": Code.LEDGER_BUSY,
     "28": Code.LEDGER_UNREACHABLE,
     "3D": Code.LEDGER_UNREACHABLE,
     "40": Code.LEDGER_BUSY,

@@ -1,7 +1,7 @@
 """Keeps a lease alive, and ends those of others that have expired.
 
-Invariant: a beat waits for the instance's own transactions and for nothing else; while the server cannot be reached it
-tries again and again, and when the lease turns out to have ended, the writer is told to look.
+Invariant: a beat waits for nobody's transaction; while the server cannot be reached it tries again and again, and when
+the lease turns out to have ended, the writer is told to look.
 
 Not here: what a lease is (instances).
 """
@@ -18,7 +18,7 @@ import psycopg
 from gristmill.errors import LedgerError
 from gristmill.ledger.address import PostgresAddress
 from gristmill.ledger.postgres.connection import connect
-from gristmill.ledger.postgres.instances import end_expired, renew
+from gristmill.ledger.postgres.instances import cut_off, end_expired, renew
 from gristmill.ledger.postgres.session import Connection, PostgresSession
 
 __all__ = ["Heartbeat"]
@@ -74,6 +74,9 @@ class Heartbeat:
             self._ended()
         with self._connection.transaction():
             end_expired(session)
+        with suppress(psycopg.errors.InsufficientPrivilege):
+            # Of another user of the server: its own processes will do it.
+            cut_off(session)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

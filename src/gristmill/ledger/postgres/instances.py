@@ -1,8 +1,9 @@
 """Who writes to a PostgreSQL ledger: a row for each process, with a lease that it has to renew.
 
-Invariant: only the server's clock decides. A process writes while its lease lasts, and holds its own row locked until
-its transaction ends; who wants to end another's lease needs that lock, too. So a lease is never ended in the middle of
-a write, and never written under once it has ended.
+Invariant: only the server's clock decides. Each transaction of a writer takes the instance's own lock, looks at its
+lease, and holds the lock until it ends; who wants to end a lease needs that lock, too. So a lease is never ended in the
+middle of a write, and never written under once it has ended. A writer that is paused in the middle of one does not stay
+there: when its lease has expired, its connection is cut off.
 
     alive ── lease expired, and somebody looks ──▶ ended: its calls in flight are lost, its attempts are free
       └───── close ─────────────────────────────▶ ended, likewise
@@ -15,7 +16,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Sequence
 from typing import Final
 
 from gristmill.errors import Code, LedgerError
@@ -28,6 +28,7 @@ from gristmill.ledger.schema import PARTS
 
 __all__ = [
     "LOST_WITH_LEASE",
+    "cut_off",
     "end",
     "end_expired",
     "expired_error",
@@ -44,6 +45,9 @@ LOST_WITH_LEASE: Final = "the lease of the process that made the call expired be
 _FORGET_AFTER: Final = "interval '7 days'"
 _STATES: Final = f"('{AttemptState.OPEN}', '{AttemptState.FINISHED}')"
 _ALIVE: Final = "ended IS NULL AND lease_until > clock_timestamp()"
+_EXPIRED: Final = "ended IS NULL AND lease_until <= clock_timestamp()"
+_LOCK_OF: Final = "('x' || {})::bit(64)::int8"
+"""An instance's id is the number of its lock."""
 
 
 def register(session: PostgresSession, lease_s: float, address: str | None) -> str:
@@ -58,15 +62,15 @@ def register(session: PostgresSession, lease_s: float, address: str | None) -> s
 
 
 def hold(session: PostgresSession, instance: str, address: PostgresAddress) -> str | None:
-    """Lock an instance's row until the transaction ends, and return the transaction's id; None: its lease has ended.
+    """Take an instance's lock until the transaction ends, and return the transaction's id; None: its lease has ended.
 
     Raises:
         LedgerError: `schema_unsupported`: the tables were brought to another version meanwhile.
     """
+    session.execute(f"SELECT pg_advisory_xact_lock({_LOCK_OF.format('?')})", (instance,))
+    # A statement of its own: it sees what was committed before the lock was got.
     found = session.execute(
-        f"SELECT version, {_ALIVE}, pg_current_xact_id()::text FROM ledger, instances WHERE instance = ? "
-        "FOR NO KEY UPDATE OF instances",
-        (instance,),
+        f"SELECT version, {_ALIVE}, pg_current_xact_id()::text FROM ledger, instances WHERE instance = ?", (instance,)
     ).fetchone()
     if found is None:
         return None
@@ -75,19 +79,11 @@ def hold(session: PostgresSession, instance: str, address: PostgresAddress) -> s
     return transaction if alive else None
 
 
-def renew(session: PostgresSession, instance: str, lease_s: float, *, held: bool = False) -> bool:
-    """Let a lease last anew; False where it has ended.
-
-    Args:
-        session: in a transaction, or with one for each statement.
-        instance: whose.
-        lease_s: how long from now.
-        held: its row is locked since the lease was seen to last, so that it cannot have ended.
-    """
-    lasts = "ended IS NULL" if held else _ALIVE
+def renew(session: PostgresSession, instance: str, lease_s: float) -> bool:
+    """Let a lease last anew; False where it has ended. The transaction is no writer's."""
     renewed = session.execute(
         "UPDATE instances SET lease_until = clock_timestamp() + make_interval(secs => ?) "
-        f"WHERE instance = ? AND {lasts} RETURNING instance",
+        f"WHERE instance = ? AND {_ALIVE} RETURNING instance",
         (lease_s, instance),
     )
     return renewed.fetchone() is not None
@@ -99,13 +95,37 @@ def end_expired(session: PostgresSession, instance: str | None = None) -> int:
     An instance that is in the middle of a write is left alone. The transaction is the caller's.
     """
     one = "" if instance is None else "AND instance = ? "
-    ended = session.execute(
-        "UPDATE instances SET ended = clock_timestamp(), how = 'expired' WHERE instance IN ("
-        f"SELECT instance FROM instances WHERE ended IS NULL AND lease_until <= clock_timestamp() {one}"
-        "ORDER BY instance FOR NO KEY UPDATE SKIP LOCKED) RETURNING instance",
+    expired = session.execute(
+        f"SELECT instance FROM instances WHERE {_EXPIRED} {one}ORDER BY instance",
         () if instance is None else (instance,),
     )
-    return _lose(session, [name for (name,) in ended], LOST_WITH_LEASE)
+    lost = 0
+    for (name,) in expired:
+        locked = session.execute(f"SELECT pg_try_advisory_xact_lock({_LOCK_OF.format('?')})", (name,)).fetchone()
+        if not locked[0]:
+            continue
+        ended = session.execute(
+            "UPDATE instances SET ended = clock_timestamp(), how = 'expired' "
+            f"WHERE instance = ? AND {_EXPIRED} RETURNING instance",
+            (name,),
+        )
+        if ended.fetchone() is not None:
+            lost += _lose(session, name, LOST_WITH_LEASE)
+    return lost
+
+
+def cut_off(session: PostgresSession) -> None:
+    """End the connections of writers that are in the middle of a write although their leases have expired.
+
+    Raises:
+        psycopg.Error: they belong to another user of the server.
+    """
+    session.execute(
+        "SELECT pg_terminate_backend(locks.pid) FROM instances JOIN pg_locks AS locks "
+        f"ON (locks.classid::int8 << 32 | locks.objid::int8) = {_LOCK_OF.format('instance')} "
+        "JOIN pg_database ON pg_database.oid = locks.database AND datname = current_database() "
+        f"WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND locks.pid <> pg_backend_pid() AND {_EXPIRED}"
+    )
 
 
 def end(session: PostgresSession, instance: str) -> int:
@@ -116,19 +136,16 @@ def end(session: PostgresSession, instance: str) -> int:
         (instance,),
     ).fetchone()
     session.execute(f"DELETE FROM instances WHERE ended < clock_timestamp() - {_FORGET_AFTER}")
-    return 0 if closed is None else _lose(session, [instance], LOST_WITH_WRITER)
+    return 0 if closed is None else _lose(session, instance, LOST_WITH_WRITER)
 
 
-def _lose(session: PostgresSession, instances: Sequence[str], reason: str) -> int:
-    """Mark the calls that instances had in flight; a frozen attempt keeps what its snapshot says."""
-    lost = 0
-    for instance in instances:
-        lost += session.execute(
-            "UPDATE intents SET reason = ? WHERE reason IS NULL AND instance = ? "
-            f"AND intent_no / {PARTS} IN (SELECT attempt_no FROM attempts WHERE state IN {_STATES})",
-            (reason, instance),
-        ).rowcount
-    return lost
+def _lose(session: PostgresSession, instance: str, reason: str) -> int:
+    """Mark the calls that an instance had in flight; a frozen attempt keeps what its snapshot says."""
+    return session.execute(
+        "UPDATE intents SET reason = ? WHERE reason IS NULL AND instance = ? "
+        f"AND intent_no / {PARTS} IN (SELECT attempt_no FROM attempts WHERE state IN {_STATES})",
+        (reason, instance),
+    ).rowcount
 
 
 def reach(session: PostgresSession, instance: str) -> tuple[bool, str | None]:

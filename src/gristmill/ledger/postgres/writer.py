@@ -1,6 +1,6 @@
 """The transactions of a PostgreSQL ledger: one thread, one connection, one wait for the server's disk for many writes.
 
-Invariant: each transaction begins by locking this instance's row and looking at its lease; where that has expired,
+Invariant: each transaction begins by taking this instance's lock and looking at its lease; where that has expired,
 nothing is written, the writes are refused with `lease_expired`, and the writer goes on as a new instance that has
 nothing yet. Where the connection breaks while a transaction is being committed, the server is asked what became of it
 before anybody is answered; only where it cannot be asked for half a minute does the refusal say that nobody knows.
@@ -24,7 +24,7 @@ from gristmill.ledger.book import Library
 from gristmill.ledger.group import Answer, GroupWriter, Job, applied
 from gristmill.ledger.imports import Import
 from gristmill.ledger.postgres.connection import connect, is_gone, translated
-from gristmill.ledger.postgres.instances import end, end_expired, expired_error, hold, register, renew
+from gristmill.ledger.postgres.instances import end, end_expired, expired_error, hold, register
 from gristmill.ledger.postgres.library import OwnedLibrary
 from gristmill.ledger.postgres.session import Connection, PostgresSession
 
@@ -32,6 +32,9 @@ __all__ = ["Look", "Writer"]
 
 _ASKED_FOR_s: Final = 30.0
 _ASK_AGAIN_s: Final = 0.25
+_TRIES: Final = 3
+_RACES: Final = frozenset({"23505", "40001", "40P01"})
+"""Two writers began one attempt, or waited for each other: what one of them has made the other finds the next time."""
 
 
 class Look(NamedTuple):
@@ -71,7 +74,6 @@ class Writer(GroupWriter):
         self._lease_s: Final = lease_s
         self._library: Final = OwnedLibrary(PostgresSession(connection), instance, clock)
         self._pause: Final = Event()
-        self._prepare(connection)
         self.announced: str | None = None
         self._start()
 
@@ -80,17 +82,9 @@ class Writer(GroupWriter):
         """Id of the instance that writes now."""
         return self._library.instance
 
-    def _prepare(self, connection: Connection) -> None:
-        """Let the server give up a transaction whose process is paused, and with it the lock on the instance."""
-        timeout = str(max(1, int(self._lease_s * 1000)))
-        PostgresSession(connection).execute(
-            "SELECT set_config('idle_in_transaction_session_timeout', ?, false)", (timeout,)
-        )
-
     def _session(self) -> PostgresSession:
         if self._connection is None:
             self._connection = connect(self._address)
-            self._prepare(self._connection)
             self._library.use(PostgresSession(self._connection))
         return self._library.session
 
@@ -104,9 +98,13 @@ class Writer(GroupWriter):
     def _transaction(self, jobs: list[Job]) -> BaseException | None:
         fresh = self._connection is None
         error = self._try(jobs)
-        if error is not None and is_gone(error) and not fresh and not isinstance(jobs[0].write, Import):
-            # The connection had broken since it was last used: nothing was made, so it can be made now.
-            error = self._try(jobs)
+        if not isinstance(jobs[0].write, Import):
+            if error is not None and is_gone(error) and not fresh:
+                # The connection had broken since it was last used: nothing was made, so it can be made now.
+                error = self._try(jobs)
+            tries = _TRIES
+            while error is not None and getattr(error, "sqlstate", None) in _RACES and tries:
+                error, tries = self._try(jobs), tries - 1
         if error is None or isinstance(error, LedgerError):
             return error
         if isinstance(jobs[0].write, Import) and not isinstance(error, psycopg.Error):
@@ -140,7 +138,6 @@ class Writer(GroupWriter):
 
     def _written(self, session: PostgresSession, jobs: list[Job]) -> tuple[str, list[Answer]]:
         """Do everything of a transaction but its commit; return its id and what to answer."""
-        began = monotonic()
         session.connection.execute("BEGIN")
         self._library.bulk = isinstance(jobs[0].write, Import)
         if self._library.bulk:
@@ -152,9 +149,6 @@ class Writer(GroupWriter):
         else:
             with session.connection.pipeline():
                 transaction, answers = self._applied(session, jobs)
-        if monotonic() - began > self._lease_s / 4:
-            # The heartbeat waits for this transaction's lock.
-            renew(session, self._library.instance, self._lease_s, held=True)
         return transaction, answers
 
     def _applied(self, session: PostgresSession, jobs: list[Job]) -> tuple[str, list[Answer]]:
