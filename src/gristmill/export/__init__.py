@@ -13,6 +13,7 @@ from gristmill.export.manifest import (
     RolloutCounts,
     read_manifest,
 )
+from gristmill.export.reading import read_rows
 from gristmill.export.row_json import ROW_SCHEMA, decode_row, encode_row
 from gristmill.export.writer import ExportWriter
 
@@ -38,4 +39,5 @@ __all__ = [
     "loss_lines",
     "open_export",
     "read_manifest",
+    "read_rows",
 ]
