@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gristmill.captures import read_lines
+from gristmill.credit import AdvantageKind, Advantages, Facts, Groups, facts_of
 from gristmill.errors import Code, PolicyError, ReconstructionError, SelectionError
 from gristmill.pipeline import (
     Funnel,
@@ -69,6 +70,19 @@ def test_a_masked_failure_is_not_trained() -> None:
         else:
             assert isinstance(outcome, RebuiltRollout)
             assert [row.reward for row in outcome.rows] == [1.0]
+
+
+def test_advantages_of_a_run_are_found_by_the_rollouts_group() -> None:
+    # The second pass of an export: the number of a rollout, or its refusal; the batch goes on.
+    result = msgspec.structs.replace(RETURNED, group_id="g")
+    groups = Groups.of([facts_of("story", 0, result), Facts("other", 0, "g", 0.0)])
+    for given, expected in ((groups.advantages(AdvantageKind.GROUP_MEAN), 0.5), (0.25, 0.25), (None, None)):
+        outcome = run_rollout(capture(*TWO), result, select_captured_calls, advantage=given)
+        assert isinstance(outcome, RebuiltRollout)
+        assert [row.advantage for row in outcome.rows] == [expected]
+    outcome = run_rollout(capture(*TWO), result, select_captured_calls, advantage=Advantages.given())
+    assert isinstance(outcome, Rejected)
+    assert (outcome.code, outcome.where) == (Code.ADVANTAGE_REQUIRED, "$.advantage")
 
 
 def test_a_credit_of_no_call_refuses_its_rollout() -> None:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from gristmill.canonical import JsonValue
+from gristmill.credit import Advantages
 from gristmill.errors import Code, ReconstructionError, Refusal, SelectionError
 from gristmill.reconstruction import Decode, Rebuilt, Rollout, Row, RowMode, rebuild
 from gristmill.records import Attribution, CallRecord, Capture, ParentResolution, ResponseStatus, Result
@@ -277,7 +278,7 @@ def rebuild_rollout(
     result: Result,
     *,
     mode: RowMode = RowMode.MERGED,
-    advantage: float | None = None,
+    advantage: float | Advantages | None = None,
     decode: Decode | None = None,
 ) -> RebuiltRollout | Rejected:
     """Rebuild the rows of a selection from the captured tokens.
@@ -287,7 +288,7 @@ def rebuild_rollout(
         selection: which calls to train.
         result: reward, credits and group of the rollout.
         mode: one row per path, per call, or a tree.
-        advantage: carried into the rows; never made here.
+        advantage: of this rollout, or those of a run by which it is found; None leaves rows without one.
         decode: ids to text, to tell `retokenised` forks from others.
     """
     try:
@@ -298,7 +299,7 @@ def rebuild_rollout(
             attempt=capture.attempt,
             group_id=result.group_id,
             reward=result.reward,
-            advantage=advantage,
+            advantage=advantage.of(result) if isinstance(advantage, Advantages) else advantage,
             credits=result.credits,
         )
         rebuilt = rebuild(capture.records, capture.tokens, selection.calls, rollout, mode=mode, decode=decode)
@@ -348,7 +349,7 @@ def run_rollout(
     *,
     mode: RowMode = RowMode.MERGED,
     train_model: str | None = None,
-    advantage: float | None = None,
+    advantage: float | Advantages | None = None,
     decode: Decode | None = None,
 ) -> RebuiltRollout | Rejected:
     """Select and rebuild one attempt; see `select_rollout` and `rebuild_rollout`."""
