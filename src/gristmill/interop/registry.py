@@ -16,12 +16,13 @@ from gristmill.errors import Code, ConfigError
 from gristmill.interop.atif import ATIF
 from gristmill.interop.harbor import HARBOR
 from gristmill.interop.importer import Importer
+from gristmill.interop.nemo_gym import NEMO_GYM
 from gristmill.interop.request_response import REQUEST_RESPONSE
 from gristmill.interop.rllm import RLLM
 
 __all__ = ["IMPORTERS", "importer_named", "importer_of"]
 
-_ALL: Final[tuple[Importer, ...]] = (REQUEST_RESPONSE, ATIF, HARBOR, RLLM)
+_ALL: Final[tuple[Importer, ...]] = (REQUEST_RESPONSE, ATIF, HARBOR, RLLM, NEMO_GYM)
 
 IMPORTERS: Final[Mapping[str, Importer]] = {importer.name: importer for importer in _ALL}
 
