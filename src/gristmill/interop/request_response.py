@@ -43,6 +43,7 @@ _STATUS: Final = ("status", "status_code")
 _STREAM: Final = ("sse", "sse_raw")
 _PROMPT_IDS: Final = ("prompt_token_ids", "prompt_ids")
 _SAMPLED_IDS: Final = ("completion_token_ids", "response_token_ids", "output_token_ids", "token_ids")
+_RESULT: Final = "result"
 _LOGPROBS: Final = ("logprobs", "completion_logprobs", "response_logprobs", "output_token_logprobs")
 _CARRIED: Final = frozenset({"attempt", "group_id", "reward", "dialect", "error", "method"})
 _KNOWN: Final = _CARRIED.union(
@@ -103,23 +104,30 @@ def _read(path: Path, report: Report) -> Iterator[CapturedRollout]:
     file = KeyedLines(path, report, _key)
     for key in file.keys:
         lines = AttemptLines(*key, report)
-        rewards, groups = Rewards(), set[str]()
+        rewards, groups, returned = Rewards(), set[str](), list[JsonValue]()
         for line in file.lines(key):
             call_id = f"line-{line.number}"
             try:
                 call_id = _named(line.value, _CALL) or call_id
-                _take(line, call_id, lines, report)
                 rewards.add(line.value.get("reward"), "$.reward")
                 groups.update(filter(None, [name_at(line.value, "group_id", "$")]))
                 if len(groups) > 1:
                     raise Unexpected("one group for each rollout", "several", "$.group_id")
+                if _RESULT in line.value and _first(line.value, (*_REQUEST, *_RESPONSE, *_STREAM)) is None:
+                    returned.append(kept(line.value[_RESULT], f"$.{_RESULT}"))
+                    if len(returned) > 1:
+                        raise Unexpected("one result for each attempt", "a second one", "$")
+                    report.lose("fields", len(unknown_keys(line.value, _KNOWN | {_RESULT})))
+                else:
+                    _take(line, call_id, lines, report)
             except Unexpected as error:
                 report.refuse(refused(error, line.place))
                 lines.lose([hole(call_id, line.place)])
         lines.lose(file.lost)
         report.lose("rewards", rewards.differ)
-        if rewards.stated or groups:
-            lines.result = Result(reward=rewards.value, group_id=next(iter(groups), None))
+        if rewards.stated or groups or returned:
+            value = returned[0] if returned else None
+            lines.result = Result(value=value, reward=rewards.value, group_id=next(iter(groups), None))
         yield lines.finish()
 
 
@@ -165,6 +173,8 @@ def _pair(line: JsonObject) -> _Pair:
         wrapper = object_at(response, f"$.{answered}")
         status = _status(wrapper, f"$.{answered}") or status
         response = wrapper["body"]
+    if not isinstance(response, str):
+        object_at(response, f"$.{answered}")
     kept(request, f"$.{asked}")
     return _Pair(request, response, route, 200 if status is None else status, headers)
 
