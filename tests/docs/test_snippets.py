@@ -17,7 +17,7 @@ from tests.docs.console import commands, make_sandbox, matches, run, trimmed, wr
 from tests.docs.pages import ROOT, Fence, fences, name_of, pages
 
 RUN = {"console", "python", "output", "json", "toml"}
-SHOWN = {"text", "sh"}
+SHOWN = {"text", "sh", "py"}
 
 
 def _pages_with(*languages: str) -> list[Path]:
@@ -73,6 +73,13 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
             assert wrapped(printed) == fence.lines, f"{name_of(page)}:{fence.line}: it prints\n{printed}"
             printed = ""
     assert not printed, f"{name_of(page)}: the last block prints, and no output block says what"
+
+
+@pytest.mark.parametrize("page", _pages_with("py"), ids=name_of)
+def test_python_for_trainers_is_run_beside_them(page: Path) -> None:
+    """A `py` block needs a trainer's package: whoever has it, or stands in for it, runs the page by its name."""
+    tests = [*(ROOT / "tests/e2e/trainers").rglob("check.py"), *(ROOT / "tests/export/trainers").glob("test_*.py")]
+    assert any(f'"{page.name}"' in test.read_text(encoding="utf-8") for test in tests)
 
 
 @pytest.mark.parametrize("page", _pages_with("toml"), ids=name_of)

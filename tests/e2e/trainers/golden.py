@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,12 +23,21 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from gristmill.reconstruction import Row  # noqa: E402 - found through the lines above
 from tests.export.trainers.rollouts import generated  # noqa: E402
+from tests.export.trainers.trainer_page import export_demo, run_page  # noqa: E402
 
 
 def rollouts(count: int = 300) -> Iterator[Sequence[Row]]:
     """Give the rows of generated rollouts with forks, several versions of the weights, and every mode of rows."""
     for source in generated(seed=11, count=count):
         yield source.rows
+
+
+@contextmanager
+def following(page: str, rows_at: str = "rows") -> Iterator[tuple[dict[str, Any], list[Row]]]:
+    """Follow a page of the documentation where its rows are; give what it defines, and the rows."""
+    with TemporaryDirectory() as place, chdir(place):
+        rows = export_demo(Path(rows_at))
+        yield run_page(page), [row for rollout in rows for row in rollout]
 
 
 class Golden:

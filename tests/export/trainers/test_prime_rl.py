@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from pathlib import Path
 from types import ModuleType
 
 import msgspec
@@ -15,6 +16,7 @@ from gristmill.export.trainers import Source
 from gristmill.export.trainers.prime_rl import FIELDS, PRIME_RL, to_bytes, training_samples
 from gristmill.records import LogprobsMode, Sampling
 from tests.export.trainers.rollouts import source_of
+from tests.export.trainers.trainer_page import export_demo, run_page
 from tests.reconstruction.attempts import Call, chain
 
 
@@ -100,15 +102,35 @@ def test_all_is_no_environment() -> None:
         to_bytes(source_of(chain(1)).rows, env_name="all")
 
 
-def test_samples_are_made_by_prime_rls_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The class is found where 0.9.0 has it."""
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for prime-rl, which no registry has; the class is found where 0.9.0 has it."""
+    for name in ("prime_rl", "prime_rl.transports", "prime_rl.transports.batch", "prime_rl.transports.batch.types"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["prime_rl.transports.batch.types"].__dict__["TrainingSample"] = TrainingSample
+
+
+@pytest.mark.usefixtures("installed")
+def test_samples_are_made_by_prime_rls_class() -> None:
+    """Packing wants its own class."""
+    [sample] = training_samples(source_of(chain(1)).rows, env_name="mill")
+    assert isinstance(sample, TrainingSample)
+    assert sample.env_name == "mill"
+
+
+def test_without_prime_rl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No registry has it."""
     monkeypatch.setitem(sys.modules, "prime_rl", None)
     with pytest.raises(ConfigError) as raised:
         training_samples(source_of(chain(1)).rows)
     assert raised.value.code is Code.TRAINER_MISSING
-    for name in ("prime_rl", "prime_rl.transports", "prime_rl.transports.batch", "prime_rl.transports.batch.types"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["prime_rl.transports.batch.types"].__dict__["TrainingSample"] = TrainingSample
-    [sample] = training_samples(source_of(chain(1)).rows, env_name="mill")
-    assert isinstance(sample, TrainingSample)
-    assert sample.env_name == "mill"
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_page_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are pasted from it, or bytes."""
+    monkeypatch.chdir(tmp_path)
+    rows = export_demo(Path("rows"))
+    page = run_page("prime-rl.md")
+    assert len(page["samples"]) == sum(map(len, rows))
+    assert msgspec.msgpack.decode(page["data"], type=list[TrainingSample]) == page["samples"]

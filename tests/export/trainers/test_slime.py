@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from gristmill.export.trainers.samples import sample_lines
 from gristmill.reconstruction import Row, RowExtras, SpanArray, TokenCredit
 from gristmill.records import WeightSpan
 from tests.export.trainers.rollouts import source_of
+from tests.export.trainers.trainer_page import export_demo, run_page
 from tests.reconstruction.attempts import Call, chain
 
 # The fields that are written, and the JSON types that slime and miles take for them.
@@ -158,13 +160,19 @@ class FromDict:
         return cls(dict(fields))
 
 
-def test_samples_are_made_by_slimes_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Python gets and what a file holds must be the same sample."""
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for slime, which no registry has."""
     module = ModuleType("slime.utils.types")
     module.__dict__["Sample"] = FromDict
     for name in ("slime", "slime.utils"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "slime.utils.types", module)
+
+
+@pytest.mark.usefixtures("installed")
+def test_samples_are_made_by_slimes_class() -> None:
+    """What Python gets and what a file holds must be the same sample."""
     made = [sample.fields for sample in slime.samples(fork().rows)]
     read = written(fork())
     for fields in (*made, *read):
@@ -172,6 +180,16 @@ def test_samples_are_made_by_slimes_class(monkeypatch: pytest.MonkeyPatch) -> No
         # A file holds the shortest text of a float32, an object the same number as a float64.
         fields["rollout_log_probs"] = np.float32(fields["rollout_log_probs"]).tolist()
     assert made == read
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_page_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollout function is pasted from it."""
+    monkeypatch.chdir(tmp_path)
+    rows = export_demo(Path("rows/3"))
+    made = run_page("slime.md")["generate_rollout"](None, 3, None)
+    assert len(made) == sum(map(len, rows))
+    assert len({sample.fields["rollout_id"] for sample in made}) == len(rows)
 
 
 @pytest.mark.parametrize(("name", "made"), [("slime", slime.samples), ("miles", miles.samples)])

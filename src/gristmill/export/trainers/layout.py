@@ -47,7 +47,7 @@ ROUTED_EXPERTS: Final = "routed_experts"
 """The extra array that holds the experts of each token, [tokens, layers, experts of a token]."""
 
 SPANS_DROPPED: Final = "Rows without their spans: which call sampled which tokens, and the certificates."
-WEIGHT_DROPPED: Final = "Rows of rollouts that make several, without loss_weight: each may count as one rollout."
+WEIGHT_DROPPED: Final = "Rows of rollouts of several rows, without loss_weight: each may count as one rollout."
 EXTRAS_DROPPED: Final = "Extra arrays, such as routed experts, that the format has no place for."
 CREDITS_DROPPED: Final = "Credits of calls and spans, which the format has no place for: the rollout's reward stands."
 CREDITS_WITHOUT_ADVANTAGE: Final = "Credits of calls and spans without an advantage: that of the rollout stands."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from golden import Golden, rollouts  # isort: skip
+from golden import Golden, following, rollouts  # isort: skip
 
 import torch
 from areal.api import ModelResponse
@@ -47,6 +47,9 @@ def main() -> None:
         for row, ids, attended in zip(rows, batch["input_ids"], batch["attention_mask"], strict=True):
             golden.same(ids[attended], row.token_ids, "padded")
     as_areal_makes_them(golden)
+    with following("areal.md") as (page, read):
+        shape = (len(read), max(row.token_ids.size for row in read))
+        golden.is_type(tuple(page["batch"]["input_ids"].shape), shape, "page")
     golden.report(check_trajectory_format, concat_padded_tensors, ModelResponse, InteractionWithTokenLogpReward)
 
 

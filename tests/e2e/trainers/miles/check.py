@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from golden import Golden, rollouts  # isort: skip
+from golden import Golden, following, rollouts  # isort: skip
 
 from collections import Counter
 
@@ -50,6 +50,8 @@ def main() -> None:
             read.rollout_log_probs = sample.rollout_log_probs
             golden.is_type(read.to_dict(), sample.to_dict(), "from a file")
             with_experts(golden, row)
+    with following("miles.md", rows_at="rows/3") as (page, read):
+        golden.is_type(len(page["generate_rollout"](None, 3, None)), len(read), "page")
     golden.report(Sample)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from golden import Golden, rollouts  # isort: skip
+from golden import Golden, following, rollouts  # isort: skip
 
 import numpy as np
 import tinker
@@ -43,7 +43,29 @@ def main() -> None:
         golden.is_type({"mask" in datum.loss_fn_inputs for datum in equal}, {False}, "no mask")
         for loss in ("importance_sampling", "ppo", "cispo"):
             sent(golden, equal, loss)
+    tinker.ServiceClient = Service
+    with following("tinker.md") as (page, read):
+        [(data, loss)] = page["client"].calls
+        golden.is_type(len(data), len(read), "page")
+        sent(golden, data, loss)
     golden.report(tinker.Datum, tinker.ModelInput, tinker.TensorData, ForwardBackwardRequest)
+
+
+class Service:
+    """Stands in for the service, which is not on this machine: keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[tinker.Datum], str]] = []
+
+    def create_lora_training_client(self, **_: object) -> Service:
+        return self
+
+    def forward_backward(self, data: list[tinker.Datum], loss: str) -> Service:
+        self.calls.append((data, loss))
+        return self
+
+    def result(self) -> None:
+        return None
 
 
 def sent(golden: Golden, data: list[tinker.Datum], loss: str) -> None:
