@@ -124,4 +124,4 @@ def objects_at(holder: Mapping[str, JsonValue], key: str, where: str) -> Iterato
 
 def unknown_keys(holder: Mapping[str, JsonValue], known: frozenset[str]) -> list[str]:
     """Give the keys that a format does not have and that hold something."""
-    return [encodable(key) for key, value in holder.items() if key not in known and value is not None]
+    return [encodable(key) for key, value in holder.items() if key not in known and value not in (None, "", [], {})]
