@@ -8,7 +8,9 @@ Not here: any trainer's field names.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from gristmill.records import Float32Array, Int32Array, UInt8Array
 
 __all__ = [
     "ADVANTAGE_DROPPED",
+    "ADVANTAGE_LOSSES",
     "CREDITS_DROPPED",
     "CREDITS_WITHOUT_ADVANTAGE",
     "EXTRAS_DROPPED",
@@ -30,15 +33,19 @@ __all__ = [
     "WEIGHT_DROPPED",
     "PromptResponse",
     "Turn",
+    "advantage_losses",
     "advantage_of",
     "advantages_of",
     "by_rollout",
+    "group_of",
     "joined",
     "one_reward",
     "padded",
     "prompt_response",
     "refuse_media",
     "reward_of",
+    "rewards_of",
+    "rollout_number",
     "routed_experts_of",
     "turns_of",
 ]
@@ -53,6 +60,13 @@ CREDITS_DROPPED: Final = "Credits of calls and spans, which the format has no pl
 CREDITS_WITHOUT_ADVANTAGE: Final = "Credits of calls and spans without an advantage: that of the rollout stands."
 REWARD_DROPPED: Final = "Rows without the reward of their rollout: the advantages stand for it."
 ADVANTAGE_DROPPED: Final = "Rows without the advantage of their rollout: the trainer makes its own of the rewards."
+ADVANTAGE_LOSSES: Final = {
+    "spans": SPANS_DROPPED,
+    "extras": EXTRAS_DROPPED,
+    "reward": REWARD_DROPPED,
+    "credits": CREDITS_WITHOUT_ADVANTAGE,
+}
+"""What formats drop that hold tokens with an advantage each (`advantage_losses`)."""
 
 
 class PromptResponse(NamedTuple):
@@ -229,6 +243,16 @@ def advantages_of(row: Row) -> Float32Array:
     return advantages
 
 
+def advantage_losses(row: Row) -> Counter[str]:
+    """Count what a format drops of a row that holds its tokens with an advantage each."""
+    return Counter(
+        spans=1,
+        extras=len(row.extras.arrays),
+        reward=row.reward is not None,
+        credits=sum(credit.advantage is None for credit in row.credits),
+    )
+
+
 def routed_experts_of(row: Row) -> Int32Array | None:
     """Return the experts that each token but the last was routed to, as engines give them.
 
@@ -259,3 +283,37 @@ def refuse_media(row: Row, name: str) -> None:
     if row.extras.media:
         message = f"expected no media in row {row.row_id}: {name} has no place for {len(row.extras.media)} of them"
         raise ReconstructionError(Code.NOT_EXPRESSIBLE, message, where=f"row={row.row_id}")
+
+
+def rewards_of(row: Row) -> Float32Array:
+    """Return the reward of every token: each credit's on the last token of its span, the rollout's on the last token.
+
+    Their sum is what a trainer takes for the score of the row.
+
+    Returns:
+        float32[T].
+
+    Raises:
+        ReconstructionError: `reward_missing`: the rollout has none.
+    """
+    rewards = np.zeros(row.token_ids.size, np.float64)
+    rewards[-1] = reward_of(row)
+    for credit in row.credits:
+        rewards[credit.end - 1] += credit.reward or 0.0
+    return rewards.astype(np.float32)
+
+
+def group_of(row: Row) -> str:
+    """Return what a trainer groups a row by: its group or, of a rollout without one, a name that no other has."""
+    if row.group_id is not None:
+        return row.group_id
+    return f"ungrouped-{_digest(row).hex()}"
+
+
+def rollout_number(row: Row) -> int:
+    """Return a number of 53 bits that stands for the attempt of a row, and for no other."""
+    return int.from_bytes(_digest(row)[:7]) >> 3
+
+
+def _digest(row: Row) -> bytes:
+    return sha256(f"{row.rollout_id}\0{row.attempt}".encode("utf-8", "surrogatepass")).digest()[:16]

@@ -19,10 +19,8 @@ import numpy as np
 
 from gristmill.errors import Code, ConfigError, ReconstructionError
 from gristmill.export.trainers.layout import (
-    CREDITS_WITHOUT_ADVANTAGE,
-    EXTRAS_DROPPED,
-    REWARD_DROPPED,
-    SPANS_DROPPED,
+    ADVANTAGE_LOSSES,
+    advantage_losses,
     advantages_of,
     by_rollout,
     joined,
@@ -55,22 +53,12 @@ FIELDS: Final = (
 ENV_NAME: Final = "gristmill"
 """The environment that samples name, which prime-rl groups its metrics by, where no other is given."""
 
-_LOSSES: Final = {
-    "spans": SPANS_DROPPED,
-    "extras": EXTRAS_DROPPED,
-    "reward": REWARD_DROPPED,
-    "credits": CREDITS_WITHOUT_ADVANTAGE,
-}
-
 
 def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
     made: list[Sample] = []
     for row in source.rows:
         made.append(Sample((row.row_id,), _fields(row, ENV_NAME, None)))
-        losses["spans"] += 1
-        losses["extras"] += len(row.extras.arrays)
-        losses["reward"] += row.reward is not None
-        losses["credits"] += sum(credit.advantage is None for credit in row.credits)
+        losses.update(advantage_losses(row))
     return made
 
 
@@ -119,7 +107,7 @@ PRIME_RL: Final = Projection(
     name="prime-rl",
     title="prime-rl: one TrainingSample a row, as the list that its wire format is.",
     made_for="prime-rl 0.9.0",
-    losses=_LOSSES,
+    losses=ADVANTAGE_LOSSES,
     samples=_samples,
     restore=_restore,
 )

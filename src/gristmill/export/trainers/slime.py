@@ -27,6 +27,7 @@ from gristmill.export.trainers.layout import (
     one_reward,
     prompt_response,
     refuse_media,
+    rollout_number,
     routed_experts_of,
 )
 from gristmill.export.trainers.objects import fields_of, trainer_module
@@ -82,7 +83,7 @@ def _fields(row: Row, reward: float) -> dict[str, Any]:
     return {
         "group_index": _number(row.group_id if row.group_id is not None else row.rollout_id),
         "index": _number(row.row_id),
-        "rollout_id": _number(f"{row.rollout_id}\0{row.attempt}"),
+        "rollout_id": rollout_number(row),
         "tokens": row.token_ids,
         "response_length": int(cut.response_ids.size),
         "reward": reward,

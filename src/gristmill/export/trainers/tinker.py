@@ -16,10 +16,8 @@ import numpy as np
 
 from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
-    CREDITS_WITHOUT_ADVANTAGE,
-    EXTRAS_DROPPED,
-    REWARD_DROPPED,
-    SPANS_DROPPED,
+    ADVANTAGE_LOSSES,
+    advantage_losses,
     advantages_of,
     by_rollout,
     joined,
@@ -31,22 +29,12 @@ from gristmill.reconstruction import Row
 
 __all__ = ["TINKER", "datums"]
 
-_LOSSES: Final = {
-    "spans": SPANS_DROPPED,
-    "extras": EXTRAS_DROPPED,
-    "reward": REWARD_DROPPED,
-    "credits": CREDITS_WITHOUT_ADVANTAGE,
-}
-
 
 def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
     made: list[Sample] = []
     for row in source.rows:
         made.append(Sample((row.row_id,), _fields(row)))
-        losses["spans"] += 1
-        losses["extras"] += len(row.extras.arrays)
-        losses["reward"] += row.reward is not None
-        losses["credits"] += sum(credit.advantage is None for credit in row.credits)
+        losses.update(advantage_losses(row))
     return made
 
 
@@ -75,7 +63,7 @@ TINKER: Final = Projection(
     name="tinker",
     title="Tinker: one Datum a row, shifted by one, with an advantage for every token.",
     made_for="tinker 0.38.0",
-    losses=_LOSSES,
+    losses=ADVANTAGE_LOSSES,
     samples=_samples,
     restore=_restore,
 )
