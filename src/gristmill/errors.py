@@ -185,6 +185,7 @@ class Code(StrEnum):
     OUTPUT_EXISTS = "output_exists"
     CASE_FAILED = "case_failed"
     TRAINER_MISSING = "trainer_missing"
+    WORKER_LOST = "worker_lost"
     USAGE = "usage"
     INTERRUPTED = "interrupted"
     INTERNAL = "internal"
@@ -324,6 +325,7 @@ CODE_MEANINGS: Mapping[Code, str] = {
     Code.OUTPUT_EXISTS: "The output is already there, and overwriting was not asked for.",
     Code.CASE_FAILED: "A conformance case did not have the expected outcome.",
     Code.TRAINER_MISSING: "The trainer's package, whose objects were asked for, is not installed.",
+    Code.WORKER_LOST: "A process of a build ended before its partition was there; finished partitions stay.",
     Code.USAGE: "The command line is wrong.",
     Code.INTERRUPTED: "The command was interrupted.",
     Code.INTERNAL: "An invariant of Gristmill does not hold: a bug, please report it.",

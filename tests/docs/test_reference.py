@@ -272,6 +272,20 @@ def test_keys_of_ledger_commands_are_documented(tmp_path: Path, capsys: pytest.C
     assert not missing
 
 
+def test_keys_of_archives_and_builds_are_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever runs these over night does it with a script."""
+    runs, rows = tmp_path / "runs", tmp_path / "rows"
+    told = _json_of(capsys, "archive", *_captures(tmp_path), runs, "--partition", "a")
+    missing = list(_undocumented(told, "document-of-archive"))
+    manifest = json.loads((runs / "run=a" / "manifest.json").read_bytes())
+    missing += _undocumented(manifest, "manifest-of-an-archive")
+    told = _json_of(capsys, "build", runs, rows, "--set", "reasoning=optional")
+    assert told["summary"]["rejected"]
+    missing += _undocumented(told, "document-of-build")
+    missing += _undocumented(_json_of(capsys, "verify", runs, rows), "document-of-verify")
+    assert not missing
+
+
 def test_keys_of_cases_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
     """The conformance runner is part of the product."""
     missing: set[str] = set()

@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
@@ -75,6 +75,10 @@ class Place(ABC):
     @abstractmethod
     def folders(self) -> list[str]:
         """Name the folders in it, sorted; none where it is not there; hidden ones are left out."""
+
+    @abstractmethod
+    def files(self) -> list[str]:
+        """Name the files in it, sorted; none where it is not there; hidden ones are left out."""
 
     @abstractmethod
     def size(self, name: str) -> int | None:
@@ -162,10 +166,16 @@ class _Local(Place):
         return _Local(self.path / name)
 
     def folders(self) -> list[str]:
+        return self._entries(Path.is_dir)
+
+    def files(self) -> list[str]:
+        return self._entries(Path.is_file)
+
+    def _entries(self, kind: Callable[[Path], bool]) -> list[str]:
         with reading(self.name):
             if not self.path.is_dir():
                 return []
-            return sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+            return sorted(entry.name for entry in self.path.iterdir() if entry.name[0] != "." and kind(entry))
 
     def size(self, name: str) -> int | None:
         path = self.path / name
@@ -254,13 +264,19 @@ class _Remote(Place):
         return _Remote(self._files, self._at(name), self.path_of(name))
 
     def folders(self) -> list[str]:
+        return self._entries("directory")
+
+    def files(self) -> list[str]:
+        return self._entries("file")
+
+    def _entries(self, kind: str) -> list[str]:
         with reading(self.name), _translated(self.name):
             self._files.invalidate_cache()
             try:
                 found: list[dict[str, Any]] = self._files.ls(self._path, detail=True)
             except FileNotFoundError:
                 return []
-        names = (str(one["name"]).rstrip("/").rpartition("/")[2] for one in found if one["type"] == "directory")
+        names = (str(one["name"]).rstrip("/").rpartition("/")[2] for one in found if one["type"] == kind)
         return sorted(name for name in names if name and name[0] != ".")
 
     def size(self, name: str) -> int | None:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Self
 import msgspec
 
 from gristmill.archive.attempt_rows import ArchivedAttempt, RowValues, pack, summary_of, without_places
-from gristmill.archive.columns import ATTEMPTS
+from gristmill.archive.columns import ATTEMPTS, file_name
 from gristmill.archive.key_index import KeyIndex, Location
 from gristmill.archive.manifest import PARTITION_PREFIX, ArchiveFile, ArchiveManifest, read_manifest
 from gristmill.archive.parquet_part import PartReader
@@ -76,15 +76,17 @@ def check_file(place: Place, entry: ArchiveFile) -> None:
 
 
 def is_archive(given: str | os.PathLike[str]) -> bool:
-    """Say whether a path or URL is a data set, or a partition of one, whether finished or not.
+    """Say whether a path or URL is a data set, or a partition of one; rows that were built have partitions, too.
 
     Raises:
         ConfigError, DecodeError: a URL that nothing serves, or that cannot be read.
     """
     place = place_of(given)
-    if place.name.rstrip("/").rpartition("/")[2].startswith(PARTITION_PREFIX):
-        return place.size(MANIFEST_NAME) is not None
-    return any(name.startswith(PARTITION_PREFIX) for name in place.folders())
+    names = [name for name in place.folders() if name.startswith(PARTITION_PREFIX)]
+    first = file_name(ATTEMPTS, 0)
+    if place.name.rstrip("/").rpartition("/")[2].startswith(PARTITION_PREFIX) and place.size(first) is not None:
+        return True
+    return any(place.inside(name).size(first) is not None for name in names)
 
 
 class ArchiveReader:
@@ -182,6 +184,14 @@ class ArchiveReader:
             code=Code.ROLLOUT_UNKNOWN,
             where=key.rollout_id,
         )
+
+    def holds(self, key: AttemptKey, partition: str | None = None) -> bool:
+        """Say whether an attempt is in the data set, or in one partition of it; `DecodeError` as `index`."""
+        try:
+            found = self._find(key)
+        except LedgerError:
+            return False
+        return partition in {None, self.parts[found.part].partition}
 
     # As a ledger
 

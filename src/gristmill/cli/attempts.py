@@ -389,6 +389,12 @@ def refuse_other(path: Path) -> None:
     Raises:
         DecodeError: the path is a folder of rows, or the lock file of a ledger.
     """
+    if (path / "summary.json").is_file() and any(path.glob("run=*/part=*")):
+        raise DecodeError(
+            f"expected captures, {path} holds rows that were built",
+            where=str(path),
+            hint="name the archive that they were built from first",
+        )
     if (path / "manifest.json").is_file() and not (path / "capture.jsonl").exists():
         if (path / "rejected.jsonl").is_file():
             raise DecodeError(

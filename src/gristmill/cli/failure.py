@@ -64,6 +64,7 @@ _ENVIRONMENT: Final = frozenset(
         Code.NOT_DURABLE,
         Code.ENGINE_UNREACHABLE,
         Code.ENGINE_LOST,
+        Code.WORKER_LOST,
         Code.INTERNAL,
     }
 )

@@ -158,17 +158,19 @@ def freeze(*, ledger: Path, rollouts: tuple[str, ...], attempt: int | None, fini
 @_LEDGER
 @click.argument("rollout")
 @click.option("--attempt", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Which attempt.")
-@click.option(
-    "--snapshot", required=True, metavar="ID", help="What `ledger freeze` printed: deleted only if unchanged."
-)
+@click.option("--snapshot", metavar="ID", help="What `ledger freeze` printed: deleted only if unchanged.")
+@click.option("--archive", metavar="DATASET", help="Deleted only if it is read back from this archive, unchanged.")
 @_AS_JSON
-def retire(*, ledger: Path, rollout: str, attempt: int, snapshot: str, as_json: bool) -> int:
-    """Delete a frozen attempt that is still what it was when it was frozen."""
+def retire(
+    *, ledger: Path, rollout: str, attempt: int, snapshot: str | None, archive: str | None, as_json: bool
+) -> int:
+    """Delete a frozen attempt that is still what it was when it was frozen, or when it was archived."""
     from gristmill.cli.screen import show, words
     from gristmill.cli.store import reading, writing
 
     with reading(ledger) as store:
         [key] = _attempts(store, rollout, attempt)
+    snapshot = _proved(key, snapshot, archive)
     with writing(ledger) as store:
         store.retire(key, snapshot)
     retired = {"rollout_id": key.rollout_id, "attempt": key.attempt, "snapshot_id": snapshot}
@@ -176,6 +178,25 @@ def retire(*, ledger: Path, rollout: str, attempt: int, snapshot: str, as_json: 
         return _write({"ledger": str(ledger), "retired": retired})
     show(words(f"{ledger}: attempt {key.attempt} of {key.rollout_id} is deleted"))
     return 0
+
+
+def _proved(key: AttemptKey, snapshot: str | None, archive: str | None) -> str:
+    """Return the snapshot id that the attempt has to have."""
+    if archive is None:
+        if snapshot is None:
+            raise ConfigError("expected --snapshot or --archive, got neither", code=Code.USAGE, where="--snapshot")
+        return snapshot
+    from gristmill.archive import ArchiveReader
+
+    with ArchiveReader(archive) as reader:
+        proved = reader.prove(key)
+    if snapshot not in {None, proved}:
+        raise ConfigError(
+            f"expected the archive to hold snapshot {snapshot}, it holds {proved}",
+            code=Code.MANIFEST_DIFFERS,
+            where="--archive",
+        )
+    return proved
 
 
 def _attempts(store: Stored, rollout_id: str, attempt: int | None) -> list[AttemptKey]:

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from gristmill.ledger import AttemptKey, AttemptState, Counts, SqliteLedger, Summary
+    from gristmill.ledger import (
+        AttemptKey,
+        AttemptSetup,
+        AttemptState,
+        Counts,
+        SqliteLedger,
+        StoredCall,
+        Summary,
+    )
     from gristmill.records import Capture, Result
 
 __all__ = ["Stored", "is_archive", "is_ledger", "open_stored", "reading", "writing"]
@@ -34,6 +42,8 @@ class Stored(Protocol):
     def read(
         self, key: AttemptKey, *, tokens: bool = True, exchanges: bool = False
     ) -> tuple[Capture, Result | None]: ...
+    def late(self, key: AttemptKey) -> tuple[StoredCall, ...]: ...
+    def setup(self, key: AttemptKey) -> AttemptSetup | None: ...
     def check(self, key: AttemptKey) -> tuple[str, ...]: ...
     def counts(self) -> Counts: ...
     def close(self) -> None: ...

@@ -7,7 +7,7 @@ JSON: `{"findings": [{code, where, message, evidence}], "checked": {rollouts, ca
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from gristmill.errors import Code, ConfigError, DecodeError, LedgerError
 if TYPE_CHECKING:
     from gristmill.cli.funnel import Tally
     from gristmill.cli.store import Stored
-    from gristmill.export import FolderCheck, Manifest
+    from gristmill.export import FolderCheck
     from gristmill.reconstruction import Finding
 
 __all__ = ["Checked", "command", "finding_json", "findings"]
@@ -59,11 +59,14 @@ def command(*, arguments: tuple[Path, ...], captures: Captures, choice: Choice, 
     from gristmill.cli.funnel import Tally
     from gristmill.export import FolderCheck
 
+    if len(arguments) == 2 and _is_build(arguments[-1]):
+        return _verify_build(arguments[0], arguments[1], choice, as_json=as_json)
     folder = None
     if len(arguments) > 1 and _is_rows_folder(arguments[-1]):
         *paths, last = arguments
         arguments, folder = tuple(paths), FolderCheck(last)
-        choice = _as_in(folder.manifest, choice)
+        manifest = folder.manifest
+        choice = _as_in(manifest.policy, manifest.options, manifest.train_model, choice)
     captures.paths = arguments
     choice.load()
     tally, checked = Tally(), Checked(manifest=folder is not None)
@@ -73,26 +76,78 @@ def command(*, arguments: tuple[Path, ...], captures: Captures, choice: Choice, 
     return _write_text(captures, choice, found, tally, checked)
 
 
+def _is_build(path: Path) -> bool:
+    """Say whether a path holds the rows of a build; of a URL that is asked only where no file has its name."""
+    if (path / "summary.json").is_file() or any(path.glob("run=*/part=*")):
+        return True
+    if ":/" not in str(path) or path.exists():
+        return False
+    from gristmill.archive import as_url, place_of
+    from gristmill.engine.check import is_build
+
+    return as_url(path) is not None and is_build(place_of(path))
+
+
+def _verify_build(archive: Path, rows: Path, choice: Choice, *, as_json: bool) -> int:
+    """Check built rows, partition by partition."""
+    from gristmill.archive import place_of
+    from gristmill.cli.funnel import Tally
+    from gristmill.cli.store import is_archive
+    from gristmill.engine.check import BuildCheck
+    from gristmill.engine.outcome import Decided
+
+    if not is_archive(archive):
+        raise DecodeError(
+            f"expected the archive that the rows were built from, got {archive}",
+            where=str(archive),
+            hint="`gristmill build` takes what `gristmill archive` wrote, and so does their check",
+        )
+    check = BuildCheck(str(archive), place_of(rows))
+    built = check.built
+    choice = _as_in(built.policy, built.options, built.train_model, choice)
+    choice.load()
+    tally, checked = Tally(), Checked(manifest=True)
+
+    def count(one: Decided) -> None:
+        tally.add(one.capture, one.outcome)
+        checked.rollouts += 1
+        checked.calls += len(one.capture.records)
+
+    def found() -> Iterator[Finding]:
+        options = msgspec.structs.replace(
+            built, policy=choice.policy, options=choice.options, train_model=choice.train_model
+        )
+        for finding in check.findings(options, count):
+            yield finding
+            checked.rows = check.rows_checked
+        checked.rows = check.rows_checked
+
+    captures = Captures((archive,))
+    if as_json:
+        return _write_json(captures, found(), tally, checked)
+    return _write_text(captures, choice, found(), tally, checked)
+
+
 def _is_rows_folder(path: Path) -> bool:
     return (path / _MANIFEST).exists() or ((path / "rows.jsonl").exists() and not (path / "capture.jsonl").exists())
 
 
-def _as_in(manifest: Manifest, choice: Choice) -> Choice:
-    """Take from the manifest what the command line does not say.
+def _as_in(policy: str, options: Mapping[str, str], train_model: str | None, choice: Choice) -> Choice:
+    """Take from a manifest what the command line does not say.
 
     Raises:
         ConfigError: the manifest names a policy that is not built in and the command line does not.
     """
-    if choice.named is None and ":" in manifest.policy:
+    if choice.named is None and ":" in policy:
         raise ConfigError(
-            f"the rows were selected by {manifest.policy}, which is not built in",
+            f"the rows were selected by {policy}, which is not built in",
             where="--policy",
-            hint=f"if you trust that code, name it: --policy {manifest.policy}",
+            hint=f"if you trust that code, name it: --policy {policy}",
         )
     return Choice(
-        manifest.policy if choice.named is None else choice.named,
-        manifest.options if choice.settings is None else choice.settings,
-        manifest.train_model if choice.train_model is None else choice.train_model,
+        policy if choice.named is None else choice.named,
+        options if choice.settings is None else choice.settings,
+        train_model if choice.train_model is None else choice.train_model,
     )
 
 
