@@ -133,7 +133,8 @@ def test_what_comes_back_are_the_objects_that_were_given() -> None:
 
 
 def test_a_result_may_be_a_model_of_theirs() -> None:
-    records = [Entry("c1", [Served(said("a"))], "r-c1")]  # pyright: ignore[reportArgumentType]
+    items: list[Any] = [Served(said("a"))]
+    records = [Entry("c1", items, "r-c1")]
     assert names(nemo.returned_history(records, Served(history(said("a"))))[0]) == ["c1"]
 
 

@@ -11,21 +11,30 @@ from collections.abc import Mapping
 from typing import Final
 
 from gristmill.export.trainers.areal import AREAL
+from gristmill.export.trainers.atif import ATIF
 from gristmill.export.trainers.miles import MILES
+from gristmill.export.trainers.nemo_gym import NEMO_GYM, NEMO_GYM_TRACES
+from gristmill.export.trainers.nemo_rl import NEMO_RL
 from gristmill.export.trainers.prime_rl import PRIME_RL
 from gristmill.export.trainers.projection import Projection
 from gristmill.export.trainers.slime import SLIME
 from gristmill.export.trainers.tinker import TINKER
+from gristmill.export.trainers.verl import VERL
 
 __all__ = ["PROJECTIONS"]
 
 PROJECTIONS: Final[Mapping[str, Projection]] = {
     projection.name: projection
     for projection in (
+        VERL,
         TINKER,
         SLIME,
         MILES,
         PRIME_RL,
         AREAL,
+        NEMO_RL,
+        NEMO_GYM,
+        NEMO_GYM_TRACES,
+        ATIF,
     )
 }
