@@ -285,22 +285,31 @@ def refuse_media(row: Row, name: str) -> None:
         raise ReconstructionError(Code.NOT_EXPRESSIBLE, message, where=f"row={row.row_id}")
 
 
-def rewards_of(row: Row) -> Float32Array:
-    """Return the reward of every token: each credit's on the last token of its span, the rollout's on the last token.
+def rewards_of(rows: Sequence[Row], *, calls: bool) -> list[Float32Array]:
+    """Return the reward of every token of the rows of a rollout, which stands on the last token of each row.
 
-    Their sum is what a trainer takes for the score of the row.
+    Args:
+        rows: all rows of the rollout.
+        calls: add the rewards of calls and spans, each on the last token of its span.
 
     Returns:
-        float32[T].
+        of each row float32[T]; its sum is what a trainer takes for the score of the rollout.
 
     Raises:
-        ReconstructionError: `reward_missing`: the rollout has none.
+        ReconstructionError: `reward_missing`; `not_expressible`: calls of a rollout of several rows have rewards, so
+            that no row's sum is the score.
     """
-    rewards = np.zeros(row.token_ids.size, np.float64)
-    rewards[-1] = reward_of(row)
-    for credit in row.credits:
-        rewards[credit.end - 1] += credit.reward or 0.0
-    return rewards.astype(np.float32)
+    rewards: list[Float32Array] = []
+    for row in rows:
+        made = np.zeros(row.token_ids.size, np.float64)
+        made[-1] = reward_of(row)
+        for credit in row.credits if calls else ():
+            if credit.reward is not None and row.row_count > 1:
+                message = f"expected no rewards of calls in rollout {row.rollout_id!r}: it makes {row.row_count} rows"
+                raise ReconstructionError(Code.NOT_EXPRESSIBLE, message, where=f"row={row.row_id}")
+            made[credit.end - 1] += credit.reward or 0.0
+        rewards.append(made.astype(np.float32))
+    return rewards
 
 
 def group_of(row: Row) -> str:
