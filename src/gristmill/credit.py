@@ -35,9 +35,14 @@ __all__ = [
     "GroupStatistics",
     "GroupTotals",
     "Groups",
+    "RewardsDigest",
     "facts_of",
     "totals_of",
 ]
+
+
+_DIGEST_BYTES: Final = 16
+_MODULUS: Final = 2 ** (8 * _DIGEST_BYTES)
 
 
 class AdvantageKind(StrEnum):
@@ -82,7 +87,8 @@ class GroupStatistics(msgspec.Struct, frozen=True, kw_only=True):
         masked: rollouts whose failure says nothing about the policy.
         solved: rewarded ones above the threshold.
         repeated: attempts with a reward beside the one that counts for their rollout.
-        mean, std: of the rewards that count, std with n − 1; mean is None where there is none, std 0.0 of a single one.
+        mean, std: of the rewards that count, std with n − 1; None where there is none, or where a deviation is larger
+            than a float; std is 0.0 of a single one.
         degenerate: the rewards are all equal, or fewer than two: no rollout is better than another.
     """
 
@@ -137,10 +143,10 @@ def totals_of(groups: Iterable[GroupStatistics], ungrouped: int = 0) -> GroupTot
 
 
 class Baseline(NamedTuple):
-    """The rewards of a group: mean, and deviation where it was asked for; std 0.0 where no two rewards differ."""
+    """The rewards of a group: mean, and deviation where it was asked for; std None where it is larger than a float."""
 
     mean: float
-    std: float
+    std: float | None
 
 
 class AdvantageNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,15 +154,50 @@ class AdvantageNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: where they come from.
-        groups, rollouts: how many groups have a reward that counts, and how many rewards those are.
-        rewards_digest: of the rewards that count, with their rollouts, attempts and groups, in any order; empty where
-            advantages are `given`.
+        groups: how many have a reward that counts.
+        rewards, rewards_digest: how many rewards of attempts in groups count, and their `RewardsDigest`; 0 and empty
+            where advantages are `given`.
     """
 
     kind: AdvantageKind
     groups: int = 0
-    rollouts: int = 0
+    rewards: int = 0
     rewards_digest: str = ""
+
+
+class RewardsDigest:
+    """The digest of rewards that count, with their attempts and groups, in any order.
+
+    Digests of single rewards are added up: what several processes saw can be added up, too.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum = 0
+
+    def add(self, facts: Facts) -> None:
+        """Add an attempt; one whose reward does not count, or that has no group, changes nothing."""
+        if facts.counts and facts.group_id is not None:
+            self.count += 1
+            self._sum = (self._sum + _digest(facts)) % _MODULUS
+
+    def merge(self, other: RewardsDigest) -> None:
+        """Add what another process saw."""
+        self.count += other.count
+        self._sum = (self._sum + other._sum) % _MODULUS
+
+    def hexdigest(self) -> str:
+        """Return 32 hexadecimal digits."""
+        return f"{self._sum:0{2 * _DIGEST_BYTES}x}"
+
+
+def _digest(facts: Facts) -> int:
+    group_id, rollout_id = facts.group_id or "", facts.rollout_id
+    # A ledger keeps no sign of a nought.
+    number = ((facts.reward or 0.0) + 0.0).hex()
+    text = f"{len(group_id)}:{group_id}{len(rollout_id)}:{rollout_id}{facts.attempt}:{number}"
+    data = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(data, digest_size=_DIGEST_BYTES).digest(), "big")
 
 
 class Advantages(msgspec.Struct, frozen=True):
@@ -197,6 +238,9 @@ class Advantages(msgspec.Struct, frozen=True):
             raise ReconstructionError(Code.GROUP_MISSING, message, where="$.group_id")
         over = float(result.reward) - baseline.mean
         if self.note.kind is AdvantageKind.GROUP_NORM:
+            if baseline.std is None:
+                message = f"expected rewards of group {result.group_id!r} with a finite deviation, got larger ones"
+                raise ReconstructionError(Code.CREDIT_INVALID, message, where="$.reward")
             over = over / baseline.std if baseline.std else 0.0
         return _finite(over)
 
@@ -211,9 +255,6 @@ def _finite(advantage: float) -> float:
 _Counted = tuple[int, float | None, bool]
 """Of the attempt that stands for its rollout so far: number, reward, whether its failure is masked."""
 
-_DIGEST_BYTES: Final = 16
-_MODULUS: Final = 2 ** (8 * _DIGEST_BYTES)
-
 
 class Groups:
     """Collects the rewards of groups, some 200 bytes of memory a rollout until its baselines are made.
@@ -225,6 +266,7 @@ class Groups:
         self._groups: dict[str, dict[str, _Counted]] = {}
         self._repeated: dict[str, int] = {}
         self._ungrouped: set[str] = set()
+        self._seen = RewardsDigest()
 
     @classmethod
     def of(cls, facts: Iterable[Facts]) -> Self:
@@ -244,6 +286,7 @@ class Groups:
             self._ungrouped.add(facts.rollout_id)
             return
         self._add(facts.group_id, facts.rollout_id, (facts.attempt, facts.reward, facts.masked))
+        self._seen.add(facts)
 
     def _add(self, group_id: str, rollout_id: str, given: _Counted) -> None:
         group = self._groups.setdefault(group_id, {})
@@ -267,6 +310,7 @@ class Groups:
         for group_id, count in other._repeated.items():
             self._repeated[group_id] = self._repeated.get(group_id, 0) + count
         self._ungrouped |= other._ungrouped
+        self._seen.merge(other._seen)
 
     @property
     def ungrouped(self) -> int:
@@ -278,9 +322,6 @@ class Groups:
 
         Args:
             solved_above: a rollout is solved by a reward above this.
-
-        Raises:
-            ReconstructionError: `credit_invalid`, rewards are too large for their deviation.
         """
         for group_id in sorted(self._groups):
             rollouts = self._groups[group_id]
@@ -295,30 +336,22 @@ class Groups:
                 solved=sum(reward > solved_above for reward in rewards),
                 repeated=self._repeated.get(group_id, 0),
                 mean=statistics.mean(rewards) if rewards else None,
-                std=_deviation(group_id, rewards) if rewards else None,
+                std=_deviation(rewards) if rewards else None,
                 degenerate=len(set(rewards)) < 2,
             )
 
     def advantages(self, kind: AdvantageKind) -> Advantages:
-        """Compute the baselines of all groups.
-
-        Raises:
-            ReconstructionError: `credit_invalid`, rewards are too large for their deviation.
-        """
+        """Compute the baselines of all groups."""
         if kind is AdvantageKind.GIVEN:
             return Advantages.given()
         baselines: dict[str, Baseline] = {}
-        digest = count = 0
         for group_id, rollouts in self._groups.items():
             rewards = _rewards(rollouts)
             if rewards:
-                std = _deviation(group_id, rewards) if kind is AdvantageKind.GROUP_NORM else 0.0
+                std = _deviation(rewards) if kind is AdvantageKind.GROUP_NORM else 0.0
                 baselines[group_id] = Baseline(statistics.mean(rewards), std)
-            for rollout_id, counted in rollouts.items():
-                if _counts(counted):
-                    digest = (digest + _digest(group_id, rollout_id, counted)) % _MODULUS
-                    count += 1
-        return Advantages(AdvantageNote(kind, len(baselines), count, f"{digest:0{2 * _DIGEST_BYTES}x}"), baselines)
+        note = AdvantageNote(kind, len(baselines), self._seen.count, self._seen.hexdigest())
+        return Advantages(note, baselines)
 
 
 def _counts(counted: _Counted) -> bool:
@@ -329,22 +362,11 @@ def _rewards(rollouts: Mapping[str, _Counted]) -> list[float]:
     return [reward for _, reward, masked in rollouts.values() if reward is not None and not masked]
 
 
-def _deviation(group_id: str, rewards: list[float]) -> float:
-    """Return the sample standard deviation, exactly rounded; 0.0 of a single reward."""
+def _deviation(rewards: list[float]) -> float | None:
+    """Return the sample standard deviation, rounded once; 0.0 of a single reward, None where no float is so large."""
     if len(rewards) < 2:
         return 0.0
     try:
         return statistics.stdev(rewards)
-    except OverflowError as error:
-        message = f"expected rewards of group {group_id!r} with a finite deviation, got {max(rewards)}"
-        raise ReconstructionError(Code.CREDIT_INVALID, message, where="$.reward") from error
-
-
-def _digest(group_id: str, rollout_id: str, counted: _Counted) -> int:
-    """Digest one reward; the digests of many are added up, so that their order is of no consequence."""
-    attempt, reward, _ = counted
-    # A ledger keeps no sign of a nought.
-    number = ((reward or 0.0) + 0.0).hex()
-    text = f"{len(group_id)}:{group_id}{len(rollout_id)}:{rollout_id}{attempt}:{number}"
-    data = text.encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(data, digest_size=_DIGEST_BYTES).digest(), "big")
+    except OverflowError:
+        return None

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gristmill.credit import AdvantageKind, AdvantageNote
 from gristmill.errors import Code, ConfigError
 from gristmill.export import DEFAULT_FORMAT, FORMATS, ExportWriter, Loss, Manifest, Needs, loss_lines, open_export
 from gristmill.export.messages import conversations
@@ -33,10 +34,10 @@ def test_the_formats() -> None:
 
 @pytest.mark.parametrize(
     ("name", "fields", "where"),
-    [("gold", {}, "--to"), ("parquet", {"advantage": "group_mean"}, "--advantage")],
+    [("gold", {}, "--to"), ("messages", {"advantage": AdvantageNote(AdvantageKind.GIVEN)}, "--advantage")],
 )
 def test_what_is_not_offered_is_refused(tmp_path: Path, name: str, fields: dict[str, Any], where: str) -> None:
-    """A misspelt format or an advantage that nobody computes must not become something else."""
+    """A misspelt format, or advantages that a format has no place for, must not become something else."""
     with pytest.raises(ConfigError) as caught:
         opened(name, tmp_path / "out", **fields)
     assert (caught.value.code, caught.value.where) == (Code.OPTION_INVALID, where)

@@ -86,6 +86,7 @@ class Captures(msgspec.Struct):
         tokens, exchanges, summaries: what is read of a ledger's attempt beside its records; of files all of it is.
         summaries_only: of ledgers nothing else is read.
         bad_word: what is said of a line that was passed over.
+        quiet: nothing is said of the reading.
         bad_lines: those that were passed over, as `{where, message}`.
         losses: what importers could not carry, how often, by format and name.
         damaged: takes attempts of a ledger that cannot be read, with the reason; None: the first one ends the reading.
@@ -105,6 +106,7 @@ class Captures(msgspec.Struct):
     summaries: bool = False
     summaries_only: bool = False
     bad_word: str = "skipped"
+    quiet: bool = False
     bad_lines: list[dict[str, str]] = []
     losses: dict[str, Counter[str]] = {}
     damaged: list[tuple[str, str]] | None = None
@@ -276,6 +278,14 @@ class Captures(msgspec.Struct):
         self.summaries, self.summaries_only = True, True
         return iter(self)
 
+    def results(self) -> Iterator[Attempt]:
+        """Read every attempt, whatever the filters, for its result: no tokens, and nothing is said of the reading."""
+        unfiltered = {"rollout": None, "attempt": None, "group": None, "state": None}
+        own: dict[str, Any] = {"quiet": True, "bad_lines": [], "losses": {}, "unknown": {}, "remarks": 0}
+        less = {"tokens": False, "exchanges": False, "summaries": False, "summaries_only": False}
+        damaged = None if self.damaged is None else list[tuple[str, str]]()
+        return iter(msgspec.structs.replace(self, **unfiltered, **own, **less, damaged=damaged))
+
     # Files
 
     def _filed(self, source: Source, known: dict[str, set[int]]) -> Iterator[Attempt]:
@@ -330,7 +340,7 @@ class Captures(msgspec.Struct):
         from gristmill.cli.screen import remark
 
         self.remarks += 1
-        if self.remarks <= _MOST_REMARKS:
+        if self.remarks <= _MOST_REMARKS and not self.quiet:
             remark(kind, text)
 
     def _count_unknown(self, where: str, keys: Iterable[str], source: Source) -> None:
@@ -350,6 +360,8 @@ class Captures(msgspec.Struct):
         from gristmill.cli.plural import counted
         from gristmill.cli.screen import remark
 
+        if self.quiet:
+            return
         if self.remarks > _MOST_REMARKS:
             remark("note", f"{self.remarks - _MOST_REMARKS} more of these")
         for number, ((_, key), found) in enumerate(self.unknown.items()):

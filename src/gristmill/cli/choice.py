@@ -22,6 +22,7 @@ from gristmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from gristmill.cli.attempts import Attempt
+    from gristmill.credit import Advantages
     from gristmill.pipeline import RebuiltRollout
     from gristmill.reconstruction import RowMode
     from gristmill.selection import Rejected, Selection, SelectionPolicy
@@ -38,12 +39,14 @@ class Choice(msgspec.Struct):
         named: built-in name or `package.module:function`.
         settings: options of the policy.
         train_model: calls of other models become context.
+        advantages: that rows carry; None leaves them without.
     """
 
     named: str | None = None
     settings: Mapping[str, str] | None = None
     train_model: str | None = None
     loaded: SelectionPolicy | None = None
+    advantages: Advantages | None = None
 
     @property
     def policy(self) -> str:
@@ -95,7 +98,14 @@ class Choice(msgspec.Struct):
 
         policy = self.load()
         with contextlib.redirect_stdout(sys.stderr):
-            return run_rollout(attempt.capture, attempt.result, policy, mode=mode, train_model=self.train_model)
+            return run_rollout(
+                attempt.capture,
+                attempt.result,
+                policy,
+                mode=mode,
+                train_model=self.train_model,
+                advantage=self.advantages,
+            )
 
 
 def policy_settings(settings: tuple[str, ...]) -> dict[str, str]:

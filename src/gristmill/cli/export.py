@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from gristmill.cli.attempts import Attempt, Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
+from gristmill.cli.credit import advantages_of, refuse_changed, takes_advantage
 from gristmill.cli.failure import DATA_FAILED
 from gristmill.cli.nearest import did_you_mean
 from gristmill.cli.rows import refuse_file
@@ -67,6 +68,7 @@ class FormatName(click.ParamType[str]):
     show_default=True,
     help="One row per path of the token tree, one per call, or a tree (written as its flattened rows).",
 )
+@takes_advantage
 @click.option("--overwrite", is_flag=True, help="Replace what is in DIR.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def command(
@@ -76,6 +78,7 @@ def command(
     format_name: str,
     out: Path,
     mode: str,
+    advantage: str | None,
     overwrite: bool,
     as_json: bool,
 ) -> int:
@@ -87,7 +90,9 @@ def command(
     from gristmill.export.formats import loss_lines
     from gristmill.reconstruction import RowMode
 
-    manifest = write_export(captures, choice, format_name, out, mode=RowMode(mode), overwrite=overwrite)
+    manifest = write_export(
+        captures, choice, format_name, out, mode=RowMode(mode), advantage=advantage, overwrite=overwrite
+    )
     losses = loss_lines(manifest)
     if as_json:
         import json
@@ -109,12 +114,14 @@ def write_export(
     folder: Path,
     *,
     mode: RowMode,
+    advantage: str | None = None,
     overwrite: bool = False,
 ) -> Manifest:
-    """Write all attempts into a folder.
+    """Write all attempts into a folder; where advantages are computed, results are read before.
 
     Raises:
-        ExportError: `output_exists`, `file_unreadable`, or as the format says.
+        ConfigError: `option_invalid`, the format carries no advantages.
+        ExportError: `output_exists`, `file_unreadable`, `attempt_differs`, or as the format says.
     """
     from gristmill.cli.progress import progress
     from gristmill.export.formats import FORMATS, open_export
@@ -123,6 +130,7 @@ def write_export(
     choice.load()
     needs = FORMATS[format_name].needs
     captures.exchanges = captures.exchanges or FORMATS[format_name].exchanges
+    choice.advantages = None if advantage is None else advantages_of(captures, advantage)
     with (
         open_export(
             format_name,
@@ -132,6 +140,7 @@ def write_export(
             train_model=choice.train_model,
             mode=mode,
             overwrite=overwrite,
+            advantage=None if choice.advantages is None else choice.advantages.note,
             inputs=captures.paths,
         ) as writer,
         progress("rollouts") as step,
@@ -139,6 +148,7 @@ def write_export(
         for attempt in captures:
             writer.add(attempt.capture, attempt.result, decide(attempt, choice, needs, mode))
             step(1)
+        refuse_changed(captures, choice.advantages, writer.rewards)
         manifest: Manifest = writer.finish()
     return manifest
 

@@ -17,6 +17,7 @@ import click
 
 from gristmill.cli.attempts import Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
+from gristmill.cli.credit import advantages_of, refuse_changed, takes_advantage
 from gristmill.cli.failure import DATA_FAILED
 from gristmill.errors import Code, ConfigError, ExportError
 
@@ -41,9 +42,19 @@ __all__ = ["command", "counts_text", "refuse_file", "write_folder"]
     show_default=True,
     help="One row per path of the token tree, one per call, or a tree (written as its flattened rows).",
 )
+@takes_advantage
 @click.option("--overwrite", is_flag=True, help="Replace what is in DIR.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def command(*, captures: Captures, choice: Choice, out: Path | None, mode: str, overwrite: bool, as_json: bool) -> int:
+def command(
+    *,
+    captures: Captures,
+    choice: Choice,
+    out: Path | None,
+    mode: str,
+    advantage: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> int:
     """Rebuild the training rows of the selected calls.
 
     Without --out the rows go to standard output, one JSON line each. Ends with exit code 1 if every rollout was
@@ -54,6 +65,7 @@ def command(*, captures: Captures, choice: Choice, out: Path | None, mode: str, 
     if overwrite and out is None:
         raise ConfigError("--overwrite needs --out", code=Code.USAGE, where="--overwrite")
     choice.load()
+    choice.advantages = None if advantage is None else advantages_of(captures, advantage)
     if out is None:
         totals = _print_rows(captures, choice, RowMode(mode), as_json)
         return DATA_FAILED if not totals.selected else 0
@@ -86,10 +98,12 @@ def write_folder(captures: Captures, choice: Choice, mode: RowMode, folder: Path
         train_model=choice.train_model,
         mode=mode,
         overwrite=overwrite,
+        advantage=None if choice.advantages is None else choice.advantages.note,
         inputs=captures.paths,
     ) as writer:
         for attempt in captures:
             writer.add(attempt.capture, attempt.result, choice.rebuild(attempt, mode))
+        refuse_changed(captures, choice.advantages, writer.rewards)
         return writer.finish()
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from gristmill.cli.attempts import DAMAGED, Attempt, Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
+from gristmill.cli.credit import advantages_of
 from gristmill.cli.failure import DATA_FAILED
 from gristmill.cli.plural import counted
 from gristmill.errors import Code, ConfigError, DecodeError, LedgerError
@@ -184,6 +185,9 @@ def findings(
     mode = RowMode.MERGED if folder is None else folder.manifest.mode
     needs = "rows" if folder is None else folder.needs
     captures.exchanges, captures.damaged = True, []
+    if folder is not None and folder.manifest.advantage is not None:
+        choice.advantages = advantages_of(captures, folder.manifest.advantage.kind)
+        folder.expect(choice.advantages.note)
     with contextlib.ExitStack() as stack:
         ledgers = _Ledgers(stack)
         for attempt in captures:

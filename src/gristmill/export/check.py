@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from gristmill.credit import AdvantageNote
 from gristmill.errors import Code, ConfigError, DecodeError
 from gristmill.export.folder import (
     MESSAGES_NAME,
@@ -28,7 +29,7 @@ from gristmill.export.folder import (
 )
 from gristmill.export.formats import FORMATS, JSONL, MESSAGES, PARQUET, Needs
 from gristmill.export.jsonl import losses_of_rows
-from gristmill.export.manifest import MANIFEST_NAME, Manifest, RolloutCounts, read_manifest
+from gristmill.export.manifest import MANIFEST_NAME, Manifest, RolloutCounts, read_manifest, schema_of
 from gristmill.export.messages import Conversation, conversations
 from gristmill.export.row_json import decode_row
 from gristmill.export.scan import Held, Key, LineScan, Scan, as_finding
@@ -66,6 +67,21 @@ class FolderCheck:
         self._rejected = LineScan(folder / REJECTED_NAME, _raw)
         self._totals = Totals()
         self._losses = Counter[str]()
+        self._advantages: AdvantageNote | None = None
+        self._unproved = 0
+
+    def expect(self, advantages: AdvantageNote | None) -> None:
+        """Say how the advantages of the outcomes are made that `check` gets; None, as without this: they have none.
+
+        Where they were made of other rewards than those of the folder, as when a part of the captures is at hand, the
+        advantages in it are not compared, and `finish` says so.
+        """
+        self._advantages = advantages
+
+    @property
+    def _provable(self) -> bool:
+        stated, made = self.manifest.advantage, self._advantages
+        return stated is None or made is None or stated.kind != made.kind or stated == made
 
     @property
     def needs(self) -> Needs:
@@ -78,7 +94,7 @@ class FolderCheck:
         Args:
             capture: the attempt.
             result: what the harness handed back.
-            outcome: of running the manifest's policy (and mode) on it; `needs` says what it has to be.
+            outcome: of running the manifest's policy (and mode, and advantages) on it; `needs` says what it has to be.
 
         Raises:
             ConfigError: rows are needed, a selection was given.
@@ -112,7 +128,9 @@ class FolderCheck:
                 yield Finding(Code.ROW_UNEXPECTED, f"row={row.row_id}", message)
         else:
             self._losses += losses_of_rows(result, outcome.rows)
-            yield from _of_rollout(capture, result, outcome, rows)
+            by = outcome.rows if self._provable else rows
+            self._unproved += not self._provable
+            yield from _of_rollout(capture, result, outcome, rows, by[0].advantage if by else None)
 
     def _lines(
         self, capture: Capture, result: Result, outcome: Outcome, held: Sequence[Held]
@@ -125,6 +143,10 @@ class FolderCheck:
             made = conversations(capture, result, outcome, self._losses, mode=self.manifest.mode)
         elif isinstance(outcome, RebuiltRollout):
             made = projected(PROJECTIONS[self.format], capture, result, outcome, self._losses)
+        if isinstance(outcome, RebuiltRollout) and not isinstance(made, Rejected) and not self._provable:
+            # A sample is one piece with its advantages.
+            self._unproved += 1
+            return outcome
         expected = () if isinstance(made, Rejected) else tuple(record.line for record in made)
         for index, (line, record) in enumerate(zip_longest(expected, held)):
             if record is None:
@@ -164,7 +186,19 @@ class FolderCheck:
         if whole:
             yield from self._unknown()
         yield from self._manifest(policy, options, train_model, whole)
+        yield from self._not_proved()
         yield from self._unlisted()
+
+    def _not_proved(self) -> Iterator[Finding]:
+        stated, made = self.manifest.advantage, self._advantages
+        if stated is None or made is None or self._provable:
+            return
+        what = "advantages" if self.format in {PARQUET, JSONL} else "records, which hold advantages,"
+        message = (
+            f"the {what} of {self._unproved} attempts are not proved: they were made of {stated.rewards} rewards in "
+            f"{stated.groups} groups, the captures at hand hold others ({made.rewards} in {made.groups})"
+        )
+        yield Finding(Code.MANIFEST_DIFFERS, f"{self.folder / MANIFEST_NAME} $.advantage", message)
 
     def _unlisted(self) -> Iterator[Finding]:
         """Find data files that the manifest does not list: whoever loads the folder by a pattern loads them too."""
@@ -190,7 +224,7 @@ class FolderCheck:
         entries = (*self._records.entries, *self._rejected.entries)
         expected = msgspec.structs.replace(
             got,
-            schema=1,
+            schema=schema_of(got.advantage),
             format=self.format,
             files=tuple(sorted(entries, key=lambda entry: entry.name)),
             policy=policy,
@@ -203,6 +237,7 @@ class FolderCheck:
             forks=dict(totals.forks),
             context_tokens=totals.context_tokens,
             losses=losses_of(self._losses),
+            advantage=self._advantages if self._provable else got.advantage,
             manifest_digest=got.digest(),
         )
         wanted, found = msgspec.to_builtins(expected), msgspec.to_builtins(got)
@@ -254,12 +289,15 @@ def _raw(data: bytes, where: str) -> bytes:
     return data
 
 
-def _of_rollout(capture: Capture, result: Result, outcome: RebuiltRollout, rows: Sequence[Row]) -> tuple[Finding, ...]:
+def _of_rollout(
+    capture: Capture, result: Result, outcome: RebuiltRollout, rows: Sequence[Row], advantage: float | None
+) -> tuple[Finding, ...]:
     rollout = Rollout(
         rollout_id=capture.rollout_id,
         attempt=capture.attempt,
         group_id=result.group_id,
         reward=result.reward,
+        advantage=advantage,
         credits=result.credits,
     )
     return verify_rows(

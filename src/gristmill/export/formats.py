@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from gristmill.credit import AdvantageNote
 from gristmill.errors import Code, ConfigError
 from gristmill.export.folder import Folder, writing
 from gristmill.export.jsonl import JSONL, JsonlRows
@@ -117,7 +118,7 @@ def open_export(  # noqa: PLR0913 - one call opens every format
     train_model: str | None = None,
     mode: RowMode = RowMode.MERGED,
     overwrite: bool = False,
-    advantage: str | None = None,
+    advantage: AdvantageNote | None = None,
     inputs: Collection[Path] = (),
 ) -> ExportWriter:
     """Open a folder for an export.
@@ -128,20 +129,23 @@ def open_export(  # noqa: PLR0913 - one call opens every format
         policy, options, train_model: how calls are selected, for the manifest.
         mode: how they become rows, or conversations: one per path of calls that continue each other, or one per call.
         overwrite: replace what is there.
-        advantage: how advantages were computed; none of these formats takes any but None, which leaves them null.
+        advantage: how the advantages of the outcomes were made (`Advantages.note`), for the manifest; None: they have
+            none.
         inputs: files that are read for this export: where one of them would be replaced, nothing is written.
 
     Raises:
-        ConfigError: `option_invalid`: there is no such format or advantage.
+        ConfigError: `option_invalid`: there is no such format, or it carries no advantages.
         ExportError: `output_exists`, `file_unreadable`.
     """
     if name not in FORMATS:
         message = f"expected one of {', '.join(FORMATS)}, got format {name!r}"
         raise ConfigError(message, code=Code.OPTION_INVALID, where="--to")
-    if advantage is not None:
-        message = f"expected no advantage, got {advantage!r}: none can be computed yet"
+    if advantage is not None and FORMATS[name].needs is Needs.SELECTION:
+        message = f"expected no advantages for format {name!r}, which has no place for them, got {advantage.kind}"
         raise ConfigError(message, code=Code.OPTION_INVALID, where="--advantage")
-    settings = ExportSettings(format=name, policy=policy, options=options, train_model=train_model, mode=mode)
+    settings = ExportSettings(
+        format=name, policy=policy, options=options, train_model=train_model, mode=mode, advantage=advantage
+    )
     place = Folder(folder, overwrite=overwrite, inputs=inputs)
     try:
         with writing(folder):

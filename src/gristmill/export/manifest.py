@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from gristmill.credit import AdvantageNote
 from gristmill.errors import Code, DecodeError
 from gristmill.pipeline import Funnel
 from gristmill.reconstruction import RowMode
@@ -28,11 +29,13 @@ __all__ = [
     "Manifest",
     "RolloutCounts",
     "read_manifest",
+    "schema_of",
     "sealed",
 ]
 
-MANIFEST_SCHEMA: Final = 1
-"""Version of the manifest; readers refuse newer ones."""
+OLDEST_SCHEMA: Final = 1
+MANIFEST_SCHEMA: Final = 2
+"""Version of the manifest; readers refuse newer ones. New in 2: `advantage`; one without it states 1."""
 
 MANIFEST_NAME: Final = "manifest.json"
 
@@ -75,10 +78,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         forks: forks from recorded parents by cause.
         context_tokens: of all rows; context that several rows repeat counts each time.
         losses: what the format dropped or changed; not there where it was nothing.
+        advantage: how advantages were made; not there where rows have none.
         manifest_digest: sha256 of this manifest with an empty `manifest_digest`.
     """
 
-    schema: int = MANIFEST_SCHEMA
+    schema: int = OLDEST_SCHEMA
     format: str
     files: tuple[FileEntry, ...]
     policy: str
@@ -92,6 +96,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     forks: Mapping[str, int]
     context_tokens: int
     losses: tuple[Loss, ...] = ()
+    advantage: AdvantageNote | None = None
     manifest_digest: str = ""
 
     def encode(self) -> bytes:
@@ -104,13 +109,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return sha256(plain._json()).hexdigest()
 
     def _json(self) -> bytes:
-        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "losses" or self.losses}
+        left_out = {name for name in ("losses", "advantage") if not getattr(self, name)}
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in left_out}
         return msgspec.json.encode(fields, order="deterministic")
 
 
 def sealed(manifest: Manifest) -> Manifest:
-    """Return the manifest with its digest."""
-    return msgspec.structs.replace(manifest, manifest_digest=manifest.digest())
+    """Return the manifest with its schema and its digest."""
+    stated = msgspec.structs.replace(manifest, schema=schema_of(manifest.advantage))
+    return msgspec.structs.replace(stated, manifest_digest=stated.digest())
+
+
+def schema_of(advantage: AdvantageNote | None) -> int:
+    """Return the oldest schema that has all of a manifest's fields."""
+    return OLDEST_SCHEMA if advantage is None else MANIFEST_SCHEMA
 
 
 class _Schema(msgspec.Struct):

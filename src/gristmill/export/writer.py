@@ -17,6 +17,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from gristmill.credit import AdvantageNote, RewardsDigest, facts_of
 from gristmill.errors import Code, ReconstructionError
 from gristmill.export.folder import REJECTED_NAME, Folder, rejected_line, writing
 from gristmill.export.manifest import Loss, Manifest, RolloutCounts, sealed
@@ -72,6 +73,7 @@ class ExportSettings(msgspec.Struct, frozen=True, kw_only=True):
     options: Mapping[str, str]
     train_model: str | None
     mode: RowMode
+    advantage: AdvantageNote | None = None
 
 
 def losses_of(counts: Mapping[str, int]) -> tuple[Loss, ...]:
@@ -105,11 +107,15 @@ class ExportWriter:
         folder: to be written.
         records: made from the folder, holds the records.
         settings: for the manifest.
+
+    Attributes:
+        rewards: of the attempts so far, to be compared with those that advantages were made of.
     """
 
     def __init__(self, folder: Folder, records: RecordFile, settings: ExportSettings) -> None:
         self.folder = folder
         self.totals = Totals()
+        self.rewards = RewardsDigest()
         self._records = records
         self._settings = settings
         self._rejected = folder.part(REJECTED_NAME)
@@ -138,6 +144,7 @@ class ExportWriter:
             if isinstance(final, Rejected):
                 self._rejected.write_record(rejected_line(final))
         self.totals.add(capture, final)
+        self.rewards.add(facts_of(capture.rollout_id, capture.attempt, result))
         return final if isinstance(final, Rejected) and final is not outcome else None
 
     def finish(self) -> Manifest:
@@ -164,6 +171,7 @@ class ExportWriter:
                 forks=dict(totals.forks),
                 context_tokens=totals.context_tokens,
                 losses=losses_of(self._records.losses),
+                advantage=settings.advantage,
             )
         )
         self.folder.place(manifest.encode())
