@@ -8,7 +8,7 @@ from gristmill.captures.fields import JsonObject, object_at
 from gristmill.captures.reply import Reply
 from gristmill.records import Dialect
 
-__all__ = ["read_body", "read_stream", "read_value", "stream_items"]
+__all__ = ["read_body", "read_body_and_rest", "read_stream", "read_value", "stream_items"]
 
 
 def _items(choice: JsonObject, where: str) -> tuple[JsonValue, ...]:
@@ -24,6 +24,11 @@ def stream_items(choice: JsonObject, where: str) -> tuple[JsonValue, ...]:
 def read_body(body: bytes, *, echo: bool = False) -> Reply:
     """Read a `chat.completion` body."""
     return choices.read_body(body, Dialect.CHAT, _items, echo=echo)
+
+
+def read_body_and_rest(body: bytes) -> tuple[Reply, bytes] | None:
+    """Read a `chat.completion` body once; see `choices.read_body_and_rest`."""
+    return choices.read_body_and_rest(body, Dialect.CHAT, _items)
 
 
 def read_value(value: JsonValue, *, echo: bool = False) -> Reply:

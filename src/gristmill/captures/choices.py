@@ -33,7 +33,7 @@ from gristmill.errors import Code, DecodeError
 from gristmill.records import Dialect, ResponseStatus, WeightSpan
 from gristmill.tokens.check import IntList
 
-__all__ = ["ItemsOf", "error_text", "read_body", "read_document"]
+__all__ = ["ItemsOf", "error_text", "read_body", "read_body_and_rest", "read_document"]
 
 ItemsOf = Callable[[JsonObject, str], tuple[JsonValue, ...]]
 """From a choice and its place to what the client was served."""
@@ -71,20 +71,58 @@ class _FastBody(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
 
 
+class _WholeChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """What engines put into a choice; with no other field in it, what is no token is kept as it is written."""
+
+    index: msgspec.Raw = _ABSENT
+    message: msgspec.Raw = _ABSENT
+    text: msgspec.Raw = _ABSENT
+    finish_reason: msgspec.Raw = _ABSENT
+    stop_reason: msgspec.Raw = _ABSENT
+    matched_stop: msgspec.Raw = _ABSENT
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: FastLogprobs | None = None
+    prompt_logprobs: msgspec.Raw = _ABSENT
+    routed_experts: msgspec.Raw = _ABSENT
+
+
+class _WholeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The same of what stands around the choices."""
+
+    choices: list[_WholeChoice]
+    id: msgspec.Raw = _ABSENT
+    object: msgspec.Raw = _ABSENT
+    created: msgspec.Raw = _ABSENT
+    model: msgspec.Raw = _ABSENT
+    service_tier: msgspec.Raw = _ABSENT
+    system_fingerprint: msgspec.Raw = _ABSENT
+    usage: msgspec.Raw = _ABSENT
+    metrics: msgspec.Raw = _ABSENT
+    metadata: msgspec.Raw = _ABSENT
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: msgspec.Raw = _ABSENT
+    prompt_text: msgspec.Raw = _ABSENT
+    kv_transfer_params: msgspec.Raw = _ABSENT
+    ec_transfer_params: msgspec.Raw = _ABSENT
+
+
+_TOKEN_FIELDS = frozenset({"routed_experts", "kv_transfer_params", "ec_transfer_params"})
 _fast_decoder = msgspec.json.Decoder(_FastBody)
+_whole_decoder = msgspec.json.Decoder(_WholeBody)
 
 
-def _plain(holder: msgspec.Struct) -> JsonObject:
-    """Turn a fast view into what `loads` would give, as far as it goes."""
+def _plain(holder: msgspec.Struct, keys: tuple[str, ...]) -> JsonObject:
+    """Turn fields of a fast view into what `loads` would give."""
     plain: JsonObject = {}
-    for key in holder.__struct_fields__:
+    for key in keys:
         value: Any = getattr(holder, key)
         if isinstance(value, msgspec.Raw):
             if value is _ABSENT:
                 continue
             value = loads(bytes(value))
         elif isinstance(value, _FastMeta):
-            value = _plain(value)
+            value = _plain(value, value.__struct_fields__)
         elif isinstance(value, list):
             # Lists of the fast view are ids, and were decoded as integers.
             value = IntList(cast("list[int]", value))
@@ -96,8 +134,8 @@ def _fast_document(body: bytes) -> JsonObject | None:
     """Decode the usual fields of a body, None where that is not possible without loss."""
     try:
         fast = _fast_decoder.decode(body)
-        document = _plain(fast)
-        document["choices"] = [_plain(choice) for choice in fast.choices]
+        document = _plain(fast, _FastBody.__struct_fields__)
+        document["choices"] = [_plain(choice, _FastChoice.__struct_fields__) for choice in fast.choices]
     except (msgspec.DecodeError, DecodeError, RecursionError):
         return None
     return document
@@ -122,6 +160,37 @@ def read_body(body: bytes, dialect: Dialect, items_of: ItemsOf, *, echo: bool = 
     except DecodeError as error:
         return malformed_reply(dialect, error.message)
     return read_document(value, dialect, items_of, echo=echo)
+
+
+def read_body_and_rest(body: bytes, dialect: Dialect, items_of: ItemsOf) -> tuple[Reply, bytes] | None:
+    """Read a whole reply body once, for its tokens and for everything else.
+
+    Returns:
+        The reply, equal to `read_body`'s, and the body without ids, log-probabilities and what belongs to them. None
+        where the body is not of the usual form, or a choice may not be trained: then it is to be read in full.
+    """
+    try:
+        whole = _whole_decoder.decode(body)
+        document = _plain(whole, _WHOLE_ROOT)
+        document["choices"] = [_plain(choice, _WHOLE_CHOICE) for choice in whole.choices]
+    except (msgspec.DecodeError, DecodeError, RecursionError):
+        return None
+    reply = read_document(document, dialect, items_of)
+    if reply.error is not None or any(choice.reason is not None for choice in reply.choices):
+        return None
+    rest: dict[str, Any] = _rest(whole)
+    rest["choices"] = [_rest(choice) for choice in whole.choices]
+    return reply, msgspec.json.encode(rest)
+
+
+_WHOLE_ROOT = tuple(key for key in _FastBody.__struct_fields__ if key in _WholeBody.__struct_fields__)
+_WHOLE_CHOICE = tuple(key for key in _FastChoice.__struct_fields__ if key in _WholeChoice.__struct_fields__)
+
+
+def _rest(holder: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields that are kept as they are written."""
+    fields = ((key, getattr(holder, key)) for key in holder.__struct_fields__ if key not in _TOKEN_FIELDS)
+    return {key: value for key, value in fields if isinstance(value, msgspec.Raw) and value is not _ABSENT}
 
 
 def read_document(value: JsonValue, dialect: Dialect, items_of: ItemsOf, *, echo: bool = False) -> Reply:

@@ -30,6 +30,7 @@ from gristmill.gateway.json_text import dump, parse_reply
 from gristmill.gateway.keeping import Order
 from gristmill.gateway.outcome import unfinished
 from gristmill.gateway.upstream.protocol import UpstreamError, UpstreamReply
+from gristmill.records import Dialect
 
 __all__ = ["EngineSaid", "Exchange"]
 
@@ -185,16 +186,23 @@ class Exchange:
         await self._upstream.close()
 
     def _read_body(self, status: int, raw: bytes) -> Reply:
-        reply = decode_reply(str(self._route), status, raw, echo=self._order.body.get("echo") is True)
-        if reply.error is not None:
-            raise EngineSaid(502, reply.error, malformed=reply.choices[0].reason is Code.REPLY_MALFORMED)
-        reply = unfinished(reply)
         asked = self._asked.body
         keeps_ids = self._front.dialect is self._route and asked.get("return_token_ids") is True
         logprobs = self._asked.translated.body.get("logprobs")
         keeps = logprobs is not None and logprobs is not False
+        # Most replies of the Chat route can be read in one pass.
+        once = self._route is Dialect.CHAT and not (keeps or keeps_ids)
+        whole = chat.read_body_and_rest(raw) if once else None
+        if whole is None:
+            reply = decode_reply(str(self._route), status, raw, echo=self._order.body.get("echo") is True)
+            rest = without_tokens(raw, logprobs=keeps, ids=keeps_ids)
+        else:
+            reply, rest = whole
+        if reply.error is not None:
+            raise EngineSaid(502, reply.error, malformed=reply.choices[0].reason is Code.REPLY_MALFORMED)
+        reply = unfinished(reply)
         try:
-            served = self.encoder.body(parse_reply(without_tokens(raw, logprobs=keeps, ids=keeps_ids)))
+            served = self.encoder.body(parse_reply(rest))
         except (DecodeError, Unexpected) as error:
             raise EngineSaid(502, str(error), malformed=True) from error
         self.held.append(dump(served))
