@@ -100,18 +100,24 @@ def _read_files(paths: Iterable[Path], report: Report) -> Iterator[CapturedRollo
 
 def _read_lines(path: Path, report: Report) -> Iterator[CapturedRollout]:
     """Read a file with a trajectory on each line."""
-    file = KeyedLines(path, report, lambda value: _key(value, ""))
+    file = KeyedLines(path, report, lambda value: _key(_unwrapped(value), ""))
     seen: set[tuple[str, int]] = set()
     for key in file.keys:
         for line in file.lines(key):
             try:
-                check_version(line.value, line.place)
-                document = _Document(line.value, line.place, path.parent)
+                value = _unwrapped(line.value)
+                check_version(value, line.place)
+                document = _Document(value, line.place, path.parent)
                 yield from _once(_attempt(document, f"line-{line.number}", report), seen, report, line.place)
             except DecodeError as error:
                 report.refuse(error)
             except Unexpected as error:
                 report.refuse(refused(error, line.place))
+
+
+def _unwrapped(value: JsonObject) -> JsonObject:
+    """Take the trajectory out of a line that our own export wrote around it."""
+    return object_at(value["sample"], "$.sample") if "sample" in value and "made_for" in value else value
 
 
 def _once(
@@ -340,10 +346,15 @@ _LOOKED_AT: Final = 1 << 16
 _stated: Final = re.compile(rb'"schema_version"\s*:\s*"ATIF-v1\.')
 
 
+def _is_trajectory(value: JsonValue) -> bool:
+    stated = cast(JsonObject, value).get("schema_version") if isinstance(value, dict) else None
+    return isinstance(stated, str) and stated.startswith("ATIF-v1.")
+
+
 def _certain(path: Path) -> bool:
     if path.suffix == ".jsonl":
         line = first_object(path) if path.is_file() else None
-        return line is not None and str(line.get("schema_version", "")).startswith("ATIF-v1.")
+        return line is not None and _is_trajectory(line.get("sample", line) if "made_for" in line else line)
     if path.suffix != ".json" or not path.is_file():
         return False
     try:

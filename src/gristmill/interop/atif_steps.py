@@ -39,7 +39,7 @@ _STEP: Final = frozenset(
     }
 )
 _METRICS: Final = frozenset(
-    {"prompt_tokens", "completion_tokens", "prompt_token_ids", "completion_token_ids", "logprobs", "cost_usd"}
+    {"prompt_tokens", "completion_tokens", "prompt_token_ids", "completion_token_ids", "logprobs", "extra"}
 )
 _TOOL_CALL: Final = frozenset({"tool_call_id", "function_name", "arguments"})
 _RESULT: Final = frozenset({"source_call_id", "content", "subagent_trajectory_ref"})
@@ -132,7 +132,7 @@ class StepReader:
         given = step.get("metrics")
         metrics = {} if given is None else object_at(given, f"{where}.metrics")
         place = f"{where}.metrics"
-        self._report.lose("fields", len(unknown_keys(metrics, _METRICS)))
+        self._report.lose("fields", len(unknown_keys(metrics, _METRICS)) + _more(metrics.get("extra"), place))
         inferences = count_at(step, "llm_call_count", where)
         if inferences is not None and inferences > 1:
             detail = f"the step stands for {inferences} inferences together"
@@ -206,6 +206,11 @@ class StepReader:
         self._report.lose("fields", len(unknown_keys(call, _TOOL_CALL | {"extra"})))
         function = {"name": name, "arguments": arguments}
         return {"id": name_at(call, "tool_call_id", where), "type": "function", "function": function}
+
+
+def _more(extra: JsonValue, where: str) -> int:
+    """Count what metrics have beside the fields; that every token of a call is trained, as our own say, is no news."""
+    return 0 if extra is None else len(unknown_keys(object_at(extra, f"{where}.extra"), frozenset({"loss_mask"})))
 
 
 def _content(value: JsonValue, where: str) -> JsonValue:
