@@ -45,7 +45,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "export": "Write training data in a format of your choice.",
     "archive": "Write captures as a partition of a Parquet data set.",
     "build": "Make the rows of a whole archive, one partition for each part.",
-    "ledger": "Look after a ledger: info, migrate, freeze, retire.",
+    "ledger": "Look after a ledger: info, migrate, freeze, retire, copy.",
     "serve": "Capture model calls: a gateway in front of your engines.",
     "run": "Run a harness against a gateway and keep its rollout.",
     "doctor": "Ask an engine what it returns, and say what capture lacks.",

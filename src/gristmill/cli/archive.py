@@ -24,6 +24,7 @@ from gristmill.errors import Code, ConfigError
 if TYPE_CHECKING:
     from gristmill.archive import ArchivedAttempt, ArchiveManifest
     from gristmill.cli.store import Stored
+    from gristmill.ledger import LedgerAddress
 
 __all__ = ["command"]
 
@@ -101,7 +102,7 @@ def _name_of(captures: Captures) -> str:
             where="--partition",
             hint="give the partition a name of its own",
         )
-    stem = first.absolute().stem.removeprefix("run=")
+    stem = (first.absolute().stem if isinstance(first, Path) else first.name).removeprefix("run=")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")[:128] or "captures"
 
 
@@ -111,7 +112,7 @@ def _attempts(captures: Captures, stack: contextlib.ExitStack, exchanges: bool) 
     from gristmill.ledger import AttemptKey, AttemptState
 
     captures.summaries, captures.exchanges = True, exchanges
-    stores: dict[Path, Stored] = {}
+    stores: dict[LedgerAddress, Stored] = {}
     for attempt in captures:
         result = attempt.result if attempt.has_result else None
         if attempt.summary is None:
@@ -132,7 +133,7 @@ def _attempts(captures: Captures, stack: contextlib.ExitStack, exchanges: bool) 
         )
 
 
-def _store(stores: dict[Path, Stored], attempt: Attempt, stack: contextlib.ExitStack) -> Stored:
+def _store(stores: dict[LedgerAddress, Stored], attempt: Attempt, stack: contextlib.ExitStack) -> Stored:
     from gristmill.cli.store import reading
 
     store = stores.get(attempt.source)

@@ -20,13 +20,14 @@ import msgspec
 
 from gristmill.cli.foreign import FOREIGN_OPTIONS, foreign_parts
 from gristmill.cli.nearest import did_you_mean
+from gristmill.cli.place import PLACE, place_of
 from gristmill.cli.sources import Kind, Source, size_bytes, sources
 from gristmill.errors import Code, ConfigError, DecodeError, LedgerError
 
 if TYPE_CHECKING:
     from gristmill.captures import CaptureFile
     from gristmill.cli.store import Stored
-    from gristmill.ledger import AttemptKey, Summary
+    from gristmill.ledger import AttemptKey, LedgerAddress, Summary
     from gristmill.records import Capture, Result
 
 __all__ = ["STATES", "Attempt", "Captures", "paths_and_name", "takes_captures"]
@@ -53,7 +54,7 @@ class Attempt(NamedTuple):
         share_bytes: its share of the source's size, for progress.
     """
 
-    source: Path
+    source: LedgerAddress
     capture: Capture
     result: Result
     summary: Summary | None = None
@@ -92,7 +93,7 @@ class Captures(msgspec.Struct):
         damaged: takes attempts of a ledger that cannot be read, with the reason; None: the first one ends the reading.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[LedgerAddress, ...]
     result: Path | None = None
     rollout: str | None = None
     attempt: int | None = None
@@ -142,7 +143,7 @@ class Captures(msgspec.Struct):
             ConfigError: `rollout_unknown`, an attempt in two places, `--result` with several attempts.
         """
         places = self.places()
-        seen: dict[tuple[str, int], Path] = {}
+        seen: dict[tuple[str, int], LedgerAddress] = {}
         known: dict[str, set[int]] = {}
         read = found = False
         try:
@@ -187,7 +188,7 @@ class Captures(msgspec.Struct):
                 where="--result",
                 hint="put result.json beside each capture, or `result` lines into it",
             )
-        shared = Counter(place.path.parent for place in places if _is_lines(place))
+        shared = Counter(place.file.parent for place in places if _is_lines(place))
         for folder, count in shared.items():
             if count > 1 and (folder / "result.json").is_file():
                 raise ConfigError(
@@ -197,9 +198,13 @@ class Captures(msgspec.Struct):
                 )
         return places
 
+    def files(self) -> list[Path]:
+        """Return the paths that are files or folders of this machine."""
+        return [path for path in self.paths if isinstance(path, Path)]
+
     def bytes(self) -> int:
         """Add up the sizes of the captures in files."""
-        return sum(size_bytes(place.path) for place in self.places() if place.kind is not Kind.LEDGER)
+        return sum(size_bytes(place.file) for place in self.places() if place.kind is not Kind.LEDGER)
 
     # Filters
 
@@ -264,7 +269,7 @@ class Captures(msgspec.Struct):
             if self._wanted_key(summary.key):
                 yield summary.key, summary
 
-    def stored_attempt(self, ledger: Stored, path: Path, key: AttemptKey, summary: Summary | None) -> Attempt:
+    def stored_attempt(self, ledger: Stored, path: LedgerAddress, key: AttemptKey, summary: Summary | None) -> Attempt:
         """Read one attempt of a ledger."""
         from gristmill.records import Capture, Result
 
@@ -293,13 +298,13 @@ class Captures(msgspec.Struct):
 
         if source.passed_over:
             told = f"{source.passed_over} file(s) beside the captures are not read"
-            self._remark("note", f"{source.path.parent}: {told}")
+            self._remark("note", f"{source.file.parent}: {told}")
         with _with_hint(self.skip_bad):
-            stream = CaptureStream(source.path, result=self.result, skip_bad=self.skip_bad)
+            stream = CaptureStream(source.file, result=self.result, skip_bad=self.skip_bad)
         if not self.whole:
             for rollout_id, number in stream.keys:
                 known.setdefault(rollout_id, set()).add(number)
-        share_bytes = size_bytes(source.path) // max(len(stream.keys), 1)
+        share_bytes = size_bytes(source.file) // max(len(stream.keys), 1)
         with _with_hint(self.skip_bad):
             yield from self._of_parts(stream.parts(self._wanted_key), source, share_bytes)
 
@@ -392,15 +397,17 @@ def _passed_over(error: DecodeError, foreign: bool) -> bool:
 
 
 def _is_lines(place: Source) -> bool:
-    return place.kind is Kind.FILES and place.path.suffix == ".jsonl"
+    return place.kind is Kind.FILES and place.file.suffix == ".jsonl"
 
 
-def refuse_other(path: Path) -> None:
+def refuse_other(path: LedgerAddress) -> None:
     """Refuse what Gristmill wrote but is no capture.
 
     Raises:
         DecodeError: the path is a folder of rows, or the lock file of a ledger.
     """
+    if not isinstance(path, Path):
+        return
     if (path / "summary.json").is_file() and any(path.glob("run=*/part=*")):
         raise DecodeError(
             f"expected captures, {path} holds rows that were built",
@@ -422,7 +429,7 @@ def refuse_other(path: Path) -> None:
         )
 
 
-def _twice(key: tuple[str, int], first: Path, second: Path) -> ConfigError:
+def _twice(key: tuple[str, int], first: LedgerAddress, second: LedgerAddress) -> ConfigError:
     place = f"both {first} and {second}" if first != second else f"{first} twice"
     return ConfigError(
         f"expected each attempt in one place, attempt {key[1]} of rollout {key[0]!r} is in {place}",
@@ -432,7 +439,7 @@ def _twice(key: tuple[str, int], first: Path, second: Path) -> ConfigError:
 
 
 def _options(argument: bool, filters: bool) -> list[Callable[[Any], Any]]:
-    paths = click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+    paths = click.argument("paths", nargs=-1, required=True, type=PLACE)
     narrowing: list[Callable[[Any], Any]] = [
         click.option("--rollout", metavar="ID", help="Only this rollout."),
         click.option("--attempt", type=click.IntRange(0), metavar="N", help="Only this attempt."),
@@ -477,9 +484,9 @@ def takes_captures(
     return add
 
 
-def paths_and_name(arguments: Iterable[str]) -> tuple[tuple[Path, ...], str | None]:
+def paths_and_name(arguments: Iterable[str]) -> tuple[tuple[LedgerAddress, ...], str | None]:
     """Split positional arguments: the last one is a name if no file is called so and it is not the only one."""
     given = list(arguments)
-    last = given[-1]
-    named = len(given) > 1 and not Path(last).exists()
-    return tuple(map(Path, given[:-1] if named else given)), last if named else None
+    last = place_of(given[-1])
+    named = len(given) > 1 and isinstance(last, Path) and not last.exists()
+    return tuple(map(place_of, given[:-1] if named else given)), given[-1] if named else None

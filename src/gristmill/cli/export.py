@@ -141,7 +141,7 @@ def write_export(
             mode=mode,
             overwrite=overwrite,
             advantage=None if choice.advantages is None else choice.advantages.note,
-            inputs=captures.paths,
+            inputs=captures.files(),
         ) as writer,
         progress("rollouts") as step,
     ):

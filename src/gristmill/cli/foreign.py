@@ -76,7 +76,7 @@ def foreign_parts(source: Source, losses: Counter[str], *, skip_bad: bool, compl
     importer = importer_named(source.format_name or "")
     report = Report(skip_bad=skip_bad, completed=completed)
     told = 0
-    for rollout in importer.read(source.path, report):
+    for rollout in importer.read(source.file, report):
         key = (rollout.capture.rollout_id, rollout.capture.attempt)
         notes, bad = tuple(report.notes), tuple(report.bad[told:])
         report.notes.clear()

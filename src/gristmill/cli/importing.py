@@ -18,10 +18,12 @@ import click
 import msgspec
 
 from gristmill.cli.attempts import Attempt, Captures, takes_captures
+from gristmill.cli.place import PLACE
 from gristmill.errors import Code, ConfigError, DecodeError
 
 if TYPE_CHECKING:
     from gristmill.cli.progress import Step
+    from gristmill.ledger import LedgerAddress
     from gristmill.records import Capture, Result
 
 __all__ = ["Counted", "bring_in", "command"]
@@ -49,13 +51,13 @@ class Counted(msgspec.Struct):
 @click.option(
     "--into",
     "ledger",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PLACE,
     required=True,
     metavar="LEDGER",
-    help="The ledger, one file, run.gristmill for example; it is made if it is not there.",
+    help="The ledger, run.gristmill or postgresql://HOST/DATABASE for example; it is made if it is not there.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def command(*, captures: Captures, ledger: Path, as_json: bool) -> int:
+def command(*, captures: Captures, ledger: LedgerAddress, as_json: bool) -> int:
     """Put captures into a ledger, all of them or none.
 
     Captures of other programs are read with --from, or without where they tell what they are.
@@ -75,7 +77,7 @@ def command(*, captures: Captures, ledger: Path, as_json: bool) -> int:
     return 0
 
 
-def bring_in(captures: Captures, ledger: Path) -> Counted:
+def bring_in(captures: Captures, ledger: LedgerAddress) -> Counted:
     """Import captures into a ledger.
 
     Raises:
@@ -87,8 +89,11 @@ def bring_in(captures: Captures, ledger: Path) -> Counted:
 
     for place in captures.places():
         # A ledger is not made for a path that was mistyped.
-        place.path.stat()
-        if ledger.exists() and ledger.samefile(place.path):
+        same = place.path == ledger
+        if isinstance(place.path, Path):
+            place.path.stat()
+            same = isinstance(ledger, Path) and ledger.exists() and ledger.samefile(place.path)
+        if same:
             raise ConfigError(
                 f"expected another ledger to import into, got {ledger}, which is what is imported",
                 where="--into",
@@ -96,7 +101,8 @@ def bring_in(captures: Captures, ledger: Path) -> Counted:
             )
     counted, stop = Counted(), threading.Event()
     captures.exchanges = True
-    made = not ledger.exists()
+    # Tables that were made in a database hold nothing and stay.
+    made = isinstance(ledger, Path) and not ledger.exists()
     with _removed_if_refused(ledger) as keep:
         with writing(ledger) as store, progress("read", captures.bytes(), in_bytes=True) as step:
             keep(not made)
@@ -112,13 +118,13 @@ def bring_in(captures: Captures, ledger: Path) -> Counted:
 
 
 @contextlib.contextmanager
-def _removed_if_refused(ledger: Path) -> Generator[Callable[[bool], None]]:
+def _removed_if_refused(ledger: LedgerAddress) -> Generator[Callable[[bool], None]]:
     """Remove a ledger behind an import that failed, unless it is to be kept, as it is at first."""
     kept = [True]
     try:
         yield kept.append
     finally:
-        if not kept[-1]:
+        if isinstance(ledger, Path) and not kept[-1]:
             for suffix in ("", "-wal", "-shm", "-journal", ".lock"):
                 ledger.with_name(ledger.name + suffix).unlink(missing_ok=True)
 
@@ -147,7 +153,7 @@ def _attempts(
         )
 
 
-def _tell(captures: Captures, ledger: Path, counted: Counted) -> None:
+def _tell(captures: Captures, ledger: LedgerAddress, counted: Counted) -> None:
     import shlex
 
     from gristmill.cli.plural import counted as number_of

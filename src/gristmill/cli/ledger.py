@@ -1,7 +1,9 @@
 """`gristmill ledger`: look after a ledger.
 
 JSON: `info`: `{"ledger", "bytes", "attempts": {STATE: N}, "calls", "lost", "usable_calls", "sampled_tokens",
-"prompt_tokens", "writer": {pid, host, instance, started, address}}`, `writer` is null where no process has it open;
+"prompt_tokens", "writer": {pid, host, instance, started, address}, "writers"}`, `writer` is null where no process has
+it open; `writers` are all that have: of a ledger in a database there may be several, the first of which is `writer`;
+`copy`: `{"from", "to", "added", "unchanged", "attempts": {STATE: N}, "calls", "lost"}`, counts of what is in both now;
 `migrate`: `{"ledger", "from", "to"}`, versions of the schema; `freeze`: `{"ledger", "frozen": [{rollout_id, attempt,
 snapshot_id}]}`; `retire`: `{"ledger", "retired": {rollout_id, attempt, snapshot_id}}`.
 """
@@ -19,18 +21,19 @@ import click
 import msgspec
 
 from gristmill.cli.nearest import did_you_mean
-from gristmill.errors import Code, ConfigError
+from gristmill.cli.place import PLACE
+from gristmill.errors import Code, ConfigError, LedgerError
 
 if TYPE_CHECKING:
     from gristmill.cli.store import Stored
-    from gristmill.ledger import AttemptKey, LockHolder
+    from gristmill.ledger import AttemptKey, LedgerAddress, LockHolder
 
 __all__ = ["command"]
 
 _AS_JSON: Callable[[Any], Any] = click.option(
     "--json", "as_json", is_flag=True, help="One JSON document on standard output."
 )
-_LEDGER: Callable[[Any], Any] = click.argument("ledger", type=click.Path(path_type=Path))
+_LEDGER: Callable[[Any], Any] = click.argument("ledger", type=PLACE)
 
 
 class _Commands(click.Group):
@@ -47,7 +50,7 @@ class _Commands(click.Group):
 @click.group("ledger", cls=_Commands, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> int:
-    """Look after a ledger: info, migrate, freeze, retire."""
+    """Look after a ledger: info, migrate, freeze, retire, copy."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
     return 0
@@ -56,34 +59,46 @@ def command(ctx: click.Context) -> int:
 @command.command("info")
 @_LEDGER
 @_AS_JSON
-def info(*, ledger: Path, as_json: bool) -> int:
+def info(*, ledger: LedgerAddress, as_json: bool) -> int:
     """Count what a ledger holds, and say who writes to it."""
     import shlex
 
     from gristmill.cli.progress import bytes_text
     from gristmill.cli.screen import remark, show, words
     from gristmill.cli.store import reading
-    from gristmill.ledger import read_holder
+    from gristmill.ledger import holders_of
 
     with reading(ledger) as store:
         counts = msgspec.to_builtins(store.counts())
-    files = (ledger, ledger.with_name(f"{ledger.name}-wal"))
-    size = sum(file.stat().st_size for file in files if file.exists())
-    holder = read_holder(ledger)
-    holder = holder if holder is not None and _may_live(holder) else None
-    writer = None if holder is None else msgspec.to_builtins(holder)
+    size = _size_bytes(ledger)
+    found = holders_of(ledger)
+    # A database says itself who lives.
+    alive = [holder for holder in found if not isinstance(ledger, Path) or _may_live(holder)]
+    writers = [msgspec.to_builtins(holder) for holder in alive]
     if as_json:
-        return _write({"ledger": str(ledger), "bytes": size, **counts, "writer": writer})
+        writer = writers[0] if writers else None
+        return _write({"ledger": str(ledger), "bytes": size, **counts, "writer": writer, "writers": writers})
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(counts["attempts"].items())) or "none"
     lost = f" (and {counts['lost']:,} lost)" if counts["lost"] else ""
     tokens = f"{counts['sampled_tokens']:,} sampled and {counts['prompt_tokens']:,} prompt tokens"
     show(words(f"{ledger}  {bytes_text(size)}", "bold"), words(f"attempts: {states}"))
     show(words(f"calls: {counts['calls']:,}{lost}, {counts['usable_calls']:,} usable, {tokens}"))
-    if writer is not None:
+    for writer in writers:
         address = f" at {writer['address']}" if writer["address"] else ""
         show(words(f"written to by process {writer['pid']} on {writer['host']}{address}"))
     remark("next", shlex.join(["gristmill", "ls", str(ledger)]))
     return 0
+
+
+def _size_bytes(ledger: LedgerAddress) -> int:
+    """Return how much room a ledger takes."""
+    if isinstance(ledger, Path):
+        files = (ledger, ledger.with_name(f"{ledger.name}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+    from gristmill.ledger.postgres import PostgresReader
+
+    with PostgresReader(ledger) as reader:
+        return reader.size_bytes()
 
 
 def _may_live(holder: LockHolder) -> bool:
@@ -103,17 +118,16 @@ def _may_live(holder: LockHolder) -> bool:
 @command.command("migrate")
 @_LEDGER
 @_AS_JSON
-def migrate(*, ledger: Path, as_json: bool) -> int:
+def migrate(*, ledger: LedgerAddress, as_json: bool) -> int:
     """Bring an older ledger to this version's schema; nobody may write to it meanwhile."""
     from gristmill.cli.screen import show, words
-    from gristmill.ledger import migrate as bring_up
-    from gristmill.ledger.schema import SCHEMA_VERSION
+    from gristmill.ledger import migrate_ledger
 
-    found = bring_up(ledger)
+    found, current = migrate_ledger(ledger)
     if as_json:
-        return _write({"ledger": str(ledger), "from": found, "to": SCHEMA_VERSION})
-    done = "is current" if found == SCHEMA_VERSION else f"was brought up from version {found}"
-    show(words(f"{ledger}: schema {SCHEMA_VERSION}, {done}"))
+        return _write({"ledger": str(ledger), "from": found, "to": current})
+    done = "is current" if found == current else f"was brought up from version {found}"
+    show(words(f"{ledger}: schema {current}, {done}"))
     return 0
 
 
@@ -123,7 +137,9 @@ def migrate(*, ledger: Path, as_json: bool) -> int:
 @click.option("--attempt", type=click.IntRange(0), metavar="N", help="Only this attempt of each rollout.")
 @click.option("--finished", is_flag=True, help="Every attempt that has finished, in place of names.")
 @_AS_JSON
-def freeze(*, ledger: Path, rollouts: tuple[str, ...], attempt: int | None, finished: bool, as_json: bool) -> int:
+def freeze(
+    *, ledger: LedgerAddress, rollouts: tuple[str, ...], attempt: int | None, finished: bool, as_json: bool
+) -> int:
     """Let attempts take no more calls, and print their snapshot ids."""
     import shlex
 
@@ -162,7 +178,7 @@ def freeze(*, ledger: Path, rollouts: tuple[str, ...], attempt: int | None, fini
 @click.option("--archive", metavar="DATASET", help="Deleted only if it is read back from this archive, unchanged.")
 @_AS_JSON
 def retire(
-    *, ledger: Path, rollout: str, attempt: int, snapshot: str | None, archive: str | None, as_json: bool
+    *, ledger: LedgerAddress, rollout: str, attempt: int, snapshot: str | None, archive: str | None, as_json: bool
 ) -> int:
     """Delete a frozen attempt that is still what it was when it was frozen, or when it was archived."""
     from gristmill.cli.screen import show, words
@@ -197,6 +213,59 @@ def _proved(key: AttemptKey, snapshot: str | None, archive: str | None) -> str:
             where="--archive",
         )
     return proved
+
+
+@command.command("copy")
+@click.argument("source", type=PLACE)
+@click.argument("target", type=PLACE)
+@_AS_JSON
+def copy(*, source: LedgerAddress, target: LedgerAddress, as_json: bool) -> int:
+    """Copy every attempt of one ledger into another, exactly: from a file, a database, to either.
+
+    Open attempts stay open, and what was in flight stays in flight until somebody writes to the copy. What is there
+    with the same content is passed over, so that a copy that broke off goes on when it is asked for again.
+    """
+    import shlex
+    from collections import Counter
+
+    from gristmill.cli.progress import progress
+    from gristmill.cli.screen import remark, show, words
+    from gristmill.ledger import open_ledger, open_reader
+    from gristmill.ledger.transfer import Copied, copy_ledger
+
+    if _same(source, target):
+        raise ConfigError("expected two ledgers, got one", code=Code.USAGE, where="TARGET")
+    states, calls, lost, added = Counter[str](), 0, 0, 0
+    with open_reader(source) as reading, open_ledger(target, keep_open=True) as writing, progress("copied") as step:
+
+        def tell(copied: Copied) -> None:
+            nonlocal calls, lost, added
+            row = copied.rows.attempt
+            states[row.state] += 1
+            calls, lost, added = calls + row.calls, lost + row.lost, added + copied.added
+            step(1)
+
+        try:
+            copy_ledger(reading, writing, tell)
+        except LedgerError as error:
+            done = f"{added:,} attempts were copied before" if added else "no attempt was copied before"
+            hint = f"{error.hint}; {done}" if error.hint else done
+            raise LedgerError(error.message, code=error.code, where=error.where, hint=hint) from error
+    unchanged = states.total() - added
+    if as_json:
+        told = {"from": str(source), "to": str(target), "added": added, "unchanged": unchanged}
+        return _write({**told, "attempts": dict(sorted(states.items())), "calls": calls, "lost": lost})
+    inside = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items())) or "none"
+    show(words(f"{target}: {added:,} added, {unchanged:,} unchanged", "bold"), words(f"attempts: {inside}"))
+    show(words(f"calls: {calls:,}" + (f" (and {lost:,} lost)" if lost else "")))
+    remark("next", shlex.join(["gristmill", "verify", str(target)]))
+    return 0
+
+
+def _same(source: LedgerAddress, target: LedgerAddress) -> bool:
+    if isinstance(source, Path) and isinstance(target, Path):
+        return source == target or (source.exists() and target.exists() and source.samefile(target))
+    return source == target
 
 
 def _attempts(store: Stored, rollout_id: str, attempt: int | None) -> list[AttemptKey]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -28,7 +27,7 @@ from gristmill.cli.work import answers, takes_jobs
 from gristmill.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gristmill.ledger import Summary
+    from gristmill.ledger import LedgerAddress, Summary
     from gristmill.pipeline import Funnel
 
 __all__ = ["Line", "ListJob", "command"]
@@ -68,7 +67,7 @@ class Line(msgspec.Struct, frozen=True):
     """What `ls` says of one attempt; no verdict where none was asked for."""
 
     summary: Summary
-    source: Path
+    source: LedgerAddress
     verdict: Verdict | None
 
 

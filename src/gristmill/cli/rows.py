@@ -99,7 +99,7 @@ def write_folder(captures: Captures, choice: Choice, mode: RowMode, folder: Path
         mode=mode,
         overwrite=overwrite,
         advantage=None if choice.advantages is None else choice.advantages.note,
-        inputs=captures.paths,
+        inputs=captures.files(),
     ) as writer:
         for attempt in captures:
             writer.add(attempt.capture, attempt.result, choice.rebuild(attempt, mode))

@@ -11,6 +11,7 @@ are made), `lost_calls`, and `excluded`, which maps codes to `[calls, tokens]`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -24,9 +25,9 @@ from gristmill.cli.work import answers, takes_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from gristmill.cli.funnel import Tally
+    from gristmill.ledger import LedgerAddress
     from gristmill.pipeline import Funnel
     from gristmill.selection import Rejected, Selection, Verdict
 
@@ -44,7 +45,7 @@ class Fact(NamedTuple):
 class Selected(NamedTuple):
     """What was decided about one attempt; `json` is the outcome's, where that was asked for."""
 
-    source: Path
+    source: LedgerAddress
     outcome: Selection | Rejected
     funnel: Funnel
     facts: dict[str, Fact]
@@ -154,7 +155,8 @@ def _suggestion(captures: Captures, one: Selected, attempts: int, choice: Choice
     outcome = one.outcome
     excluded = [verdict.model_call_id for verdict in outcome.verdicts if not verdict.included]
     call = [] if isinstance(outcome, Rejected) else excluded[:1]
-    which = [] if one.source.is_dir() and captures.whole else ["--rollout", outcome.rollout_id]
+    alone = isinstance(one.source, Path) and one.source.is_dir() and captures.whole
+    which = [] if alone else ["--rollout", outcome.rollout_id]
     if outcome.attempt or attempts > 1 or captures.attempt is not None:
         which += ["--attempt", str(outcome.attempt)]
     arguments = [str(one.source), *call, *which, *captures.reading(), *choice.arguments()]

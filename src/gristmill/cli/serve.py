@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gristmill.cli.place import PLACE
 from gristmill.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,12 +40,23 @@ _OPTIONS: Final[dict[str, tuple[tuple[str, ...], dict[str, Any]]]] = {
         ("--upstream",),
         {"multiple": True, "metavar": "URL", "help": "Base address of an engine; may be repeated."},
     ),
-    "ledger": (("--ledger",), {"type": _FILE, "metavar": "LEDGER", "help": "Where calls go; made if not there."}),
+    "ledger": (
+        ("--ledger",),
+        {
+            "type": PLACE,
+            "metavar": "LEDGER",
+            "help": "Where calls go, a file or postgresql://HOST/DATABASE; made if not there.",
+        },
+    ),
     "host": (("--host",), {"help": "Address to listen on; 127.0.0.1 by default."}),
     "port": (("--port",), {"type": click.IntRange(0, 65535), "help": "Port; 0 takes a free one. 8600 by default."}),
     "public_url": (
         ("--public-url",),
         {"metavar": "URL", "help": "Address that sandboxes use, where it is not the one listened on."},
+    ),
+    "advertise_url": (
+        ("--advertise-url",),
+        {"metavar": "URL", "help": "Address that other gateways of a shared ledger send requests on to."},
     ),
     "tls_cert": (("--tls-cert",), {"type": _FILE, "metavar": "PEM", "help": "Certificate chain."}),
     "tls_key": (("--tls-key",), {"type": _FILE, "metavar": "PEM", "help": "Its private key."}),
@@ -94,6 +106,10 @@ _OPTIONS: Final[dict[str, tuple[tuple[str, ...], dict[str, Any]]]] = {
     "abandon_after_s": (
         ("--abandon-after-s",),
         {"type": _SECONDS, "help": "Idle time after which a rollout that nobody finishes is abandoned."},
+    ),
+    "lease_s": (
+        ("--lease-s",),
+        {"type": _SECONDS, "help": "Silence after which other gateways of a shared ledger take its attempts."},
     ),
     "keep_exchanges": (
         ("--keep-exchanges/--no-keep-exchanges",),

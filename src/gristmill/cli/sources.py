@@ -16,9 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gristmill.cli.store import is_ledger
+
+if TYPE_CHECKING:
+    from gristmill.ledger import LedgerAddress
 
 __all__ = ["Kind", "Source", "size_bytes", "sources"]
 
@@ -40,16 +43,22 @@ class Source(NamedTuple):
     `passed_over` counts files of its folder, told once; `format_name` is that of a foreign one.
     """
 
-    path: Path
+    path: LedgerAddress
     kind: Kind = Kind.FILES
     passed_over: int = 0
     format_name: str | None = None
 
+    @property
+    def file(self) -> Path:
+        """The path of what is no ledger."""
+        assert isinstance(self.path, Path)
+        return self.path
 
-def sources(paths: Iterable[Path], format_name: str | None = None) -> Iterator[Source]:
+
+def sources(paths: Iterable[LedgerAddress], format_name: str | None = None) -> Iterator[Source]:
     """Give the sources behind paths."""
     for path in paths:
-        if is_ledger(path):
+        if not isinstance(path, Path) or is_ledger(path):
             yield Source(path, Kind.LEDGER)
             continue
         if format_name is not None:

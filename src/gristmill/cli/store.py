@@ -1,7 +1,7 @@
-"""Ledgers and archives that a command line names: told by their content, opened for readers or as the one writer.
+"""Ledgers and archives that a command line names: told by their content, opened for readers or to be written to.
 
-Invariant: a path is taken for a ledger by the bytes in it, for an archive by its partitions; whoever reads does not
-write.
+Invariant: a path is taken for a ledger by the bytes in it, for an archive by its partitions, and the URL of a database
+for a ledger; whoever reads does not write.
 
 Not here: what a ledger or an archive does (gristmill.ledger, gristmill.archive).
 """
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
         AttemptSetup,
         AttemptState,
         Counts,
-        SqliteLedger,
+        LedgerAddress,
+        LedgerWriter,
         StoredCall,
         Summary,
     )
@@ -49,8 +50,10 @@ class Stored(Protocol):
     def close(self) -> None: ...
 
 
-def is_archive(path: Path) -> bool:
+def is_archive(path: LedgerAddress) -> bool:
     """Say whether a path, or the URL that it stands for, is an archive or a partition of one."""
+    if not isinstance(path, Path):
+        return False
     try:
         if path.is_dir():
             if path.name.startswith(_PARTITION):
@@ -69,9 +72,9 @@ def is_archive(path: Path) -> bool:
     return as_url(path) is not None and is_archive_there(path)
 
 
-def is_ledger(path: Path) -> bool:
-    """Say whether a path is a database, or an archive, which is read as one; opening it says whether it is ours."""
-    return _is_database(path) or is_archive(path)
+def is_ledger(place: LedgerAddress) -> bool:
+    """Say whether a place is a database, or an archive, which is read as one; opening it says whether it is ours."""
+    return not isinstance(place, Path) or _is_database(place) or is_archive(place)
 
 
 def _is_database(path: Path) -> bool:
@@ -83,26 +86,26 @@ def _is_database(path: Path) -> bool:
         return False
 
 
-def open_stored(path: Path) -> Stored:
+def open_stored(place: LedgerAddress) -> Stored:
     """Open a ledger or an archive to read; as `reading`, but whoever opens it closes it."""
-    if is_archive(path):
+    if isinstance(place, Path) and is_archive(place):
         from gristmill.archive import ArchiveReader
 
-        return ArchiveReader(path)
-    from gristmill.ledger import SqliteReader
+        return ArchiveReader(place)
+    from gristmill.ledger import open_reader
 
-    return SqliteReader(path)
+    return open_reader(place)
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Generator[Stored]:
+def reading(place: LedgerAddress) -> Generator[Stored]:
     """Open a ledger to read, while another process may write to it, or an archive.
 
     Raises:
-        LedgerError: there is no ledger of this version at the path, or it cannot be read.
+        LedgerError: there is no ledger of this version at the place, or it cannot be read.
         DecodeError: the archive cannot be read.
     """
-    stored = open_stored(path)
+    stored = open_stored(place)
     try:
         yield stored
     finally:
@@ -110,13 +113,13 @@ def reading(path: Path) -> Generator[Stored]:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Generator[SqliteLedger]:
-    """Open a ledger as its one writer; it is made where there is none.
+def writing(place: LedgerAddress) -> Generator[LedgerWriter]:
+    """Open a ledger to write, a file as its one writer; it is made where there is none.
 
     Raises:
         LedgerError: another process writes to it, or it cannot be written to.
     """
-    from gristmill.ledger import SqliteLedger
+    from gristmill.ledger import open_ledger
 
-    with SqliteLedger(path) as ledger:
+    with open_ledger(place) as ledger:
         yield ledger

@@ -18,6 +18,7 @@ from gristmill.cli.attempts import DAMAGED, Attempt, Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
 from gristmill.cli.credit import advantages_of
 from gristmill.cli.failure import DATA_FAILED
+from gristmill.cli.place import PLACE
 from gristmill.cli.plural import counted
 from gristmill.errors import Code, ConfigError, DecodeError, LedgerError
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gristmill.cli.funnel import Tally
     from gristmill.cli.store import Stored
     from gristmill.export import FolderCheck
+    from gristmill.ledger import LedgerAddress
     from gristmill.reconstruction import Finding
 
 __all__ = ["Checked", "command", "finding_json", "findings"]
@@ -47,7 +49,7 @@ class Checked(msgspec.Struct):
 
 
 @click.command("verify")
-@click.argument("arguments", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATHS... [ROWS_DIR]")
+@click.argument("arguments", nargs=-1, required=True, type=PLACE, metavar="PATHS... [ROWS_DIR]")
 @takes_captures(argument=False)
 @takes_policy
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
@@ -157,7 +159,7 @@ class _Ledgers:
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
-        self._open: dict[Path, Stored | None] = {}
+        self._open: dict[LedgerAddress, Stored | None] = {}
 
     def check(self, attempt: Attempt) -> Iterator[Finding]:
         """Check one attempt; captures in files store nothing twice."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import islice
 from multiprocessing import get_context
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import click
@@ -26,7 +25,7 @@ from gristmill.cli.sources import Kind
 
 if TYPE_CHECKING:
     from gristmill.cli.store import Stored
-    from gristmill.ledger import AttemptKey, Summary
+    from gristmill.ledger import AttemptKey, LedgerAddress, Summary
 
 __all__ = ["answers", "takes_jobs"]
 
@@ -75,7 +74,7 @@ def answers(captures: Captures, job: Job[T_co], jobs: int) -> Iterator[T_co]:
         yield from map(job, captures)
 
 
-def _shared_out(captures: Captures, path: Path, job: Job[T_co], jobs: int) -> Iterator[T_co]:
+def _shared_out(captures: Captures, path: LedgerAddress, job: Job[T_co], jobs: int) -> Iterator[T_co]:
     from gristmill.cli.store import reading
 
     with reading(path) as ledger:
@@ -115,11 +114,11 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-_open: dict[Path, Stored] = {}
+_open: dict[LedgerAddress, Stored] = {}
 """Ledgers that this process reads for another; they are closed by its end."""
 
 
-def _work(path: Path, captures: Captures, job: Job[T_co], keys: _Keys) -> list[T_co]:
+def _work(path: LedgerAddress, captures: Captures, job: Job[T_co], keys: _Keys) -> list[T_co]:
     from gristmill.cli.store import open_stored
 
     ledger = _open.get(path)

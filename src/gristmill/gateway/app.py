@@ -34,7 +34,7 @@ from gristmill.gateway.routes import Purpose, find_route, messages_shaped
 from gristmill.gateway.sampling import Sampler
 from gristmill.gateway.side_routes import answer_count, answer_metrics, answer_models
 from gristmill.gateway.upstream.replicas import Replica
-from gristmill.ledger import AttemptKey, SqliteLedger
+from gristmill.ledger import AttemptElsewhere, AttemptKey, LedgerWriter
 from gristmill.records import Dialect
 
 __all__ = ["Gateway"]
@@ -63,7 +63,7 @@ class Gateway:
         log: the log.
     """
 
-    def __init__(self, config: GatewayConfig, ledger: SqliteLedger) -> None:
+    def __init__(self, config: GatewayConfig, ledger: LedgerWriter) -> None:
         self.config: Final = config
         self.ledger: Final = ledger
         self.metrics: Final = Metrics()
@@ -208,6 +208,8 @@ class Gateway:
             self.metrics.refused.labels(str(Code.CLIENT_GONE)).inc()
         except RequestRefused as refused:
             await self._refuse(client, path, refused)
+        except AttemptElsewhere as elsewhere:
+            await self._send_on(client, scope, elsewhere)
         except (LedgerError, CaptureError) as error:
             refused = RequestRefused(_LEDGER_STATUS.get(error.code, 503), error.code, error.message)
             await self._refuse(client, path, refused)
@@ -218,7 +220,20 @@ class Gateway:
                 raise
             await self._refuse(client, path, RequestRefused(500, Code.INTERNAL, "an error of the gateway's own"))
 
-    async def _refuse(self, client: Client, path: str, refused: RequestRefused) -> None:
+    async def _send_on(self, client: Client, scope: Scope, elsewhere: AttemptElsewhere) -> None:
+        """Name the gateway whose attempt it is; the client asks there with the same request."""
+        path = cast(str, scope["path"])
+        if elsewhere.address is None:
+            refused = RequestRefused(503, elsewhere.code, elsewhere.message)
+            await self._refuse(client, path, refused)
+            return
+        # Only paths of our own routes, which need no escape, come this far.
+        query = cast(bytes, scope.get("query_string") or b"")
+        place = f"{elsewhere.address.rstrip('/')}{path}".encode() + (b"?" + query if query else b"")
+        refused = RequestRefused(307, elsewhere.code, elsewhere.message)
+        await self._refuse(client, path, refused, [(b"location", place)])
+
+    async def _refuse(self, client: Client, path: str, refused: RequestRefused, more: HeaderList | None = None) -> None:
         self.metrics.refused.labels(str(refused.code)).inc()
         self.log.info("refused", status=refused.status, code=str(refused.code))
         found = find_route(path)
@@ -228,7 +243,7 @@ class Gateway:
             front = FRONTS[Dialect.MESSAGES if messages_shaped(path) else Dialect.CHAT]
         place = "" if refused.where == "$" else f" (at {refused.where})"
         body = front.error(refused.status, str(refused.code), f"{refused.message}{place}")
-        headers: HeaderList = [(b"retry-after", b"1")] if refused.status == 503 else []
+        headers: HeaderList = [(b"retry-after", b"1")] if refused.status == 503 else list(more or ())
         if refused.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if refused.status in {413, 415}:
@@ -268,17 +283,17 @@ class Gateway:
                 }
                 await client.answer(200 if ready else 503, dump(state))
             case Purpose.METRICS:
-                self._check_admin(request)
+                await self._check_admin(request)
                 await answer_metrics(self._desk, self._replicas, request)
             case Purpose.MODELS:
-                self._holder(request)
+                await self._holder(request)
                 await answer_models(self._desk, self._replicas, request)
             case Purpose.COUNT | Purpose.TOKENIZE:
-                await answer_count(self._desk, self._replicas, request, self._holder(request))
+                await answer_count(self._desk, self._replicas, request, await self._holder(request))
             case Purpose.SAMPLE:
-                await self._sampler.serve(request, self._holder(request))
+                await self._sampler.serve(request, await self._holder(request))
 
-    def _holder(self, request: Request) -> AttemptKey:
+    async def _holder(self, request: Request) -> AttemptKey:
         """Return the attempt of the key that a request carries.
 
         Raises:
@@ -287,7 +302,7 @@ class Gateway:
         key = bearer(request.pairs)
         if key is None:
             raise RequestRefused(401, Code.KEY_MISSING, "expected a rollout key as bearer token or x-api-key")
-        holder = self.attempts.holder(key)
+        holder = await self.attempts.holder(key)
         if holder is None:
             if not key.startswith(KEY_PREFIX) and self.admin_key.matches(key):
                 raise RequestRefused(403, Code.KEY_FORBIDDEN, "the admin key makes no model calls")
@@ -297,11 +312,11 @@ class Gateway:
             raise RequestRefused(403, Code.KEY_FORBIDDEN, "the key belongs to another rollout than the address")
         return holder
 
-    def _check_admin(self, request: Request) -> None:
+    async def _check_admin(self, request: Request) -> None:
         key = bearer(request.pairs)
         if self.admin_key.matches(key):
             return
-        if key is not None and self.attempts.holder(key) is not None:
+        if key is not None and await self.attempts.holder(key) is not None:
             raise RequestRefused(403, Code.KEY_FORBIDDEN, "this is the administrator's")
         code = Code.KEY_MISSING if key is None else Code.KEY_UNKNOWN
         raise RequestRefused(401, code, "expected the admin key as bearer token")
@@ -325,8 +340,7 @@ def _host_name(host: str) -> str | None:
 
 def _hosts(config: GatewayConfig) -> Iterable[str]:
     named = [config.host if ":" not in config.host else f"[{config.host}]", *config.allowed_hosts]
-    if config.public_url is not None:
-        named.append(urlsplit(config.public_url).netloc)
+    named += [urlsplit(url).netloc for url in (config.public_url, config.advertise_url) if url is not None]
     yield from _LOOPBACK
     for host in named:
         name = _host_name(host)

@@ -1,7 +1,8 @@
 """Attempts that take calls: what the gateway holds in memory of each, and who may call.
 
 Invariant: memory is a cache of the ledger. Of an attempt that is not in memory everything is read back before its next
-call; parents and bases come out as if it had always been there. A key is known by its digest alone.
+call; parents and bases come out as if it had always been there. A key is known by its digest alone. Where several
+gateways have one ledger, memory holds only attempts that are this one's by the ledger's word, under its present lease.
 
 Not here: the path of a call (call), minting and finishing rollouts (service).
 """
@@ -17,9 +18,9 @@ from time import time
 from typing import Any, Final, NamedTuple, cast
 
 from gristmill.errors import Code
-from gristmill.gateway.keys import key_digest
-from gristmill.ledger import AttemptKey, AttemptSetup, SqliteLedger
-from gristmill.ledger.writes import Begin, Revoke
+from gristmill.gateway.keys import KEY_PREFIX, key_digest
+from gristmill.ledger import AttemptElsewhere, AttemptKey, AttemptSetup, LedgerWriter
+from gristmill.ledger.writes import Begin, Claim, Revoke
 from gristmill.lineage import LineageIndex, RequestDigests
 from gristmill.records import CallRecord, Capture, Delivery, Exchange, TokenDelta
 from gristmill.tokens import TokenBook
@@ -53,11 +54,13 @@ class Attempt:
         users: requests that hold the attempt.
         closed: no more calls are admitted.
         touched_at: unix seconds of the last admission or commit.
+        instance: the ledger's writer whose attempt it is.
     """
 
-    def __init__(self, key: AttemptKey, setup: AttemptSetup) -> None:
+    def __init__(self, key: AttemptKey, setup: AttemptSetup, instance: str = "") -> None:
         self.key: Final = key
         self.setup = setup
+        self.instance = instance
         self.in_flight: dict[str, Callable[[bool], None]] = {}
         self.writing: Final = asyncio.Lock()
         self.stale = False
@@ -139,23 +142,46 @@ class LiveAttempts:
 
     def __init__(
         self,
-        ledger: SqliteLedger,
+        ledger: LedgerWriter,
         most: int,
         run: Callable[..., Awaitable[Any]],
     ) -> None:
         self._ledger: Final = ledger
         self._most: Final = most
         self._run: Final = run
-        self._keys: dict[str, AttemptKey] = dict(ledger.grants())
+        # The keys of a ledger that others write to are looked up, except for those minted here.
+        self._keys: dict[str, AttemptKey] = {} if ledger.shared else dict(ledger.grants())
         self._digests: dict[AttemptKey, str] = {key: digest for digest, key in self._keys.items()}
         self._live: OrderedDict[AttemptKey, Attempt] = OrderedDict()
+        self._instance = ledger.instance
 
-    def holder(self, key: str | None) -> AttemptKey | None:
+    async def holder(self, key: str | None) -> AttemptKey | None:
         """Return the attempt that a rollout key belongs to; None for any other key.
 
         Digests are looked up, not keys compared, so that time tells nothing about a key.
+
+        Raises:
+            LedgerError: the ledger cannot be asked.
         """
-        return None if key is None else self._keys.get(key_digest(key))
+        if key is None:
+            return None
+        self._notice_new_lease()
+        digest = key_digest(key)
+        found = self._keys.get(digest)
+        if found is None and self._ledger.shared and key.startswith(KEY_PREFIX):
+            return await self._run(self._ledger.grant, digest)
+        return found
+
+    def _notice_new_lease(self) -> None:
+        """Believe nothing that was known under a lease that has ended: others may have the attempts by now."""
+        if self._ledger.instance != self._instance:
+            self._instance = self._ledger.instance
+            self._keys.clear()
+            self._digests.clear()
+
+    def holds(self, key: AttemptKey) -> bool:
+        """Tell whether an attempt is in memory here."""
+        return key in self._live
 
     async def begin(self, key: AttemptKey, setup: AttemptSetup) -> None:
         """Open an attempt, durably; its key works from now on.
@@ -163,17 +189,20 @@ class LiveAttempts:
         Raises:
             LedgerError: `key_exists`, `attempt_closed`, or the ledger cannot be written to.
         """
+        self._notice_new_lease()
+        instance = self._instance
         await asyncio.wrap_future(self._ledger.submit(Begin(key, setup)))
         if setup.key_digest is not None:
             self._keys[setup.key_digest] = key
             self._digests[key] = setup.key_digest
-        self._keep(Attempt(key, setup))
+        self._keep(Attempt(key, setup, instance))
 
     @asynccontextmanager
     async def use(self, key: AttemptKey) -> AsyncGenerator[Attempt]:
         """Hold an attempt for a request, read from the ledger where it is not in memory.
 
         Raises:
+            AttemptElsewhere: it belongs to another gateway that lives.
             LedgerError: `rollout_unknown`, or it cannot be read.
         """
         attempt = await self._get(key)
@@ -198,17 +227,34 @@ class LiveAttempts:
             attempt.fill(capture)
 
     async def _get(self, key: AttemptKey) -> Attempt:
+        instance = self._ledger.instance
         live = self._live.get(key)
+        if live is not None and live.instance != instance:
+            await self._claim(key)
+            # Others may have written to it in between.
+            live.instance, live.stale = instance, True
+            self._live.setdefault(key, live)
         if live is None:
+            await self._claim(key)
             setup = await self._run(self._ledger.setup, key)
             # Whoever else was waiting for it may have been first.
             live = self._live.get(key)
             if live is None:
-                live = Attempt(key, setup if setup is not None else AttemptSetup())
+                live = Attempt(key, setup if setup is not None else AttemptSetup(), instance)
                 live.stale = True
                 self._keep(live)
         self._live.move_to_end(key)
         return live
+
+    async def _claim(self, key: AttemptKey) -> None:
+        """Make an attempt this gateway's, where others could have it."""
+        if not self._ledger.shared:
+            return
+        try:
+            await asyncio.wrap_future(self._ledger.submit(Claim(key)))
+        except AttemptElsewhere:
+            self.forget(key)
+            raise
 
     def _keep(self, attempt: Attempt) -> None:
         self._live[attempt.key] = attempt
@@ -229,6 +275,9 @@ class LiveAttempts:
         live.stale = True
         if not (live.users or live.in_flight):
             del self._live[key]
+        if self._ledger.shared:
+            # Whoever asks for it again finds out whose it is.
+            self._keys.pop(self._digests.pop(key, ""), None)
 
     def in_flight(self, key: AttemptKey) -> int:
         """Return how many calls of an attempt are running."""

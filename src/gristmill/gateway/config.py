@@ -16,8 +16,17 @@ from typing import Any, Final
 import msgspec
 
 from gristmill.errors import Code, ConfigError
+from gristmill.ledger.address import LedgerAddress
 
-__all__ = ["ANY_MODEL", "OVERRIDES", "EngineSetting", "GatewayConfig", "check_overrides", "parse_model"]
+__all__ = [
+    "ANY_MODEL",
+    "OVERRIDES",
+    "EngineSetting",
+    "GatewayConfig",
+    "admin_key_beside",
+    "check_overrides",
+    "parse_model",
+]
 
 ANY_MODEL: Final = "*"
 
@@ -40,11 +49,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         upstreams: the engines; an attempt stays with one of them.
-        ledger: the SQLite ledger that calls go to.
+        ledger: where calls go: a file, or the URL of a PostgreSQL database that several gateways may share.
         host, port: where to listen; port 0 takes a free one.
         public_url: base address that sandboxes use, where it is not the one listened on.
+        advertise_url: base address that other gateways of a shared ledger send requests on to, where that is neither
+            `public_url` nor the one listened on.
         tls_cert, tls_key: PEM files.
-        admin_key_file: by default the ledger's path with `.admin-key`.
+        admin_key_file: by default the ledger's path with `.admin-key`; of a database, its name and schema with it.
         models: from a name that harnesses ask for to the engine's name; `*` is any name; empty: every name is
             served by the engine's model of that name, else by its first.
         overrides: sampling settings over what harnesses ask for, for every rollout.
@@ -59,6 +70,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         health_timeout_s: for that question.
         abort_wait_s: how long an aborted generation may take to answer with what it sampled.
         drain_s: how long calls in flight may go on at `finish` and at shutdown.
+        lease_s: how long a gateway may be silent before others of a shared ledger take its attempts.
         abandon_after_s: idle time after which a rollout that was never finished is abandoned.
         insecure_http: listen off loopback without TLS, keys in the clear.
         keep_exchanges: keep request and served reply of every call in the ledger.
@@ -66,10 +78,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     upstreams: tuple[EngineSetting, ...] = ()
-    ledger: Path = Path("run.gristmill")
+    ledger: LedgerAddress = Path("run.gristmill")
     host: str = "127.0.0.1"
     port: int = 8600
     public_url: str | None = None
+    advertise_url: str | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     admin_key_file: Path | None = None
@@ -86,6 +99,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     health_timeout_s: float = 5.0
     abort_wait_s: float = 5.0
     drain_s: float = 30.0
+    lease_s: float = 30.0
     abandon_after_s: float = 24 * 3600.0
     insecure_http: bool = False
     keep_exchanges: bool = True
@@ -108,8 +122,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise _wrong("tls_cert", "both tls_cert and tls_key", "one of them")
         if self.log_level not in {"debug", "info", "warning", "error"}:
             raise _wrong("log_level", "debug, info, warning or error", self.log_level)
-        if self.public_url is not None and not re.match(r"https?://[^/?#@\s]+(/[^?#\s]*)?\Z", self.public_url):
-            raise _wrong("public_url", "http(s)://host[:port][/path]", self.public_url)
+        for name in ("public_url", "advertise_url"):
+            url: str | None = getattr(self, name)
+            if url is not None and not re.match(r"https?://[^/?#@\s]+(/[^?#\s]*)?\Z", url):
+                raise _wrong(name, "http(s)://host[:port][/path]", url)
         check_overrides(self.overrides, "overrides")
 
     @property
@@ -122,7 +138,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Where the admin key is kept."""
         if self.admin_key_file is not None:
             return self.admin_key_file
-        return self.ledger.with_name(self.ledger.name + ".admin-key")
+        return admin_key_beside(self.ledger)
+
+
+def admin_key_beside(ledger: LedgerAddress) -> Path:
+    """Return where the admin key of a ledger's gateway is kept by default; a database's is in the working directory."""
+    if isinstance(ledger, Path):
+        return ledger.with_name(ledger.name + ".admin-key")
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", ledger.name) or "postgresql"
+    return Path(f"{name}.{ledger.schema}.admin-key")
 
 
 _COUNTS: Final = ("max_body_bytes", "max_reply_bytes", "max_calls", "max_attempts_in_memory")
@@ -132,6 +156,7 @@ _DURATIONS: Final = (
     "health_timeout_s",
     "abort_wait_s",
     "drain_s",
+    "lease_s",
     "abandon_after_s",
 )
 

@@ -15,7 +15,7 @@ from gristmill.gateway.attempts import LiveAttempts
 from gristmill.gateway.config import GatewayConfig
 from gristmill.gateway.log import Log
 from gristmill.gateway.metrics import Metrics
-from gristmill.ledger import AttemptKey, SqliteLedger
+from gristmill.ledger import AttemptKey, LedgerWriter
 from gristmill.ledger.writes import Deliver, Write
 from gristmill.records import Delivery
 
@@ -34,7 +34,7 @@ class Desk:
         log: the log.
     """
 
-    def __init__(self, config: GatewayConfig, ledger: SqliteLedger, metrics: Metrics, log: Log) -> None:
+    def __init__(self, config: GatewayConfig, ledger: LedgerWriter, metrics: Metrics, log: Log) -> None:
         self.config: Final = config
         self.ledger: Final = ledger
         self.metrics: Final = metrics

@@ -55,7 +55,7 @@ class Sampler:
         self._replicas: Final = replicas
         self.admitting = True
         self.running = 0
-        self._free_bytes = 0
+        self._free_bytes: int | None = 0
         self._free_at = float("-inf")
 
     async def serve(self, request: Request, key: AttemptKey) -> None:
@@ -88,8 +88,9 @@ class Sampler:
         now = monotonic()
         if now - self._free_at > _FREE_EVERY_s:
             self._free_bytes, self._free_at = self._desk.ledger.free_bytes(), now
-            self._desk.metrics.free_bytes.set(self._free_bytes)
-        if self._free_bytes < config.min_free_bytes:
+            if self._free_bytes is not None:
+                self._desk.metrics.free_bytes.set(self._free_bytes)
+        if self._free_bytes is not None and self._free_bytes < config.min_free_bytes:
             raise RequestRefused(
                 503,
                 Code.DISK_LOW,

@@ -19,6 +19,7 @@ import msgspec
 
 from gristmill.errors import Code, ConfigError
 from gristmill.gateway.config import GatewayConfig, parse_model
+from gristmill.ledger.address import LedgerAddress, PostgresAddress, parse_address
 
 __all__ = ["ENVIRONMENT_PREFIX", "SETTINGS", "load_settings"]
 
@@ -99,6 +100,8 @@ def load_settings(
 def _read(name: str, said: _Said) -> Any:
     """Bring a value into the type of its setting."""
     kind = _FIELDS[name].type
+    if name == "ledger":
+        return _ledger(said)
     try:
         return msgspec.convert(said.value, kind, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
@@ -108,6 +111,20 @@ def _read(name: str, said: _Said) -> Any:
             code=Code.OPTION_INVALID,
             where=said.where,
         ) from error
+
+
+def _ledger(said: _Said) -> LedgerAddress:
+    """Read a path or a URL; what is wrong with a URL is told without it, because it may hold a password."""
+    if not isinstance(said.value, str | Path | PostgresAddress):
+        raise ConfigError(
+            f"expected a path, got {_plain(said.value)}",
+            code=Code.OPTION_INVALID,
+            where=said.where,
+        )
+    try:
+        return parse_address(said.value)
+    except ConfigError as error:
+        raise ConfigError(error.message, code=error.code, where=said.where, hint=error.hint) from None
 
 
 def _plain(value: object) -> str:

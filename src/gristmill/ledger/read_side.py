@@ -20,7 +20,7 @@ from gristmill.ledger.copying import AttemptRows, read_rows
 from gristmill.ledger.protocol import AttemptKey, AttemptSetup, AttemptState, Counts, StoredCall, Summary
 from gristmill.ledger.reader import find_attempt, read_capture, read_late, read_result
 from gristmill.ledger.session import Session
-from gristmill.ledger.setups import read_grants, read_setup
+from gristmill.ledger.setups import read_grant, read_grants, read_setup
 from gristmill.ledger.summaries import counts, summary_page
 from gristmill.records import Capture, Result
 
@@ -109,6 +109,11 @@ class LedgerReader(ABC):
         with self._reading() as connection:
             found = read_grants(connection)
         yield from found
+
+    def grant(self, key_digest: str) -> AttemptKey | None:
+        """Return the attempt that a key digest opens, None where it opens none; see `Ledger.grants`."""
+        with self._reading() as connection:
+            return read_grant(connection, key_digest)
 
     def check(self, key: AttemptKey) -> tuple[str, ...]:
         """Say where what is stored of an attempt contradicts itself; see `Ledger.check`."""

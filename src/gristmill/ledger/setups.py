@@ -22,13 +22,23 @@ from gristmill.ledger.protocol import SETUP_SCHEMA, AttemptKey, AttemptSetup, At
 from gristmill.ledger.schema import SETUPS, AttemptRow, SetupRow
 from gristmill.ledger.session import Session
 
-__all__ = ["Begin", "Revoke", "key_exists", "prepare_setup", "read_grants", "read_setup", "setup_checksum", "setup_of"]
+__all__ = [
+    "Begin",
+    "Revoke",
+    "key_exists",
+    "prepare_setup",
+    "read_grant",
+    "read_grants",
+    "read_setup",
+    "setup_checksum",
+    "setup_of",
+]
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _GRANTING: Final = (AttemptState.OPEN, AttemptState.FINISHED)
 _GRANTS: Final = (
     "SELECT key_digest, rollout_id, attempt FROM setups JOIN attempts USING (attempt_no) "
-    "WHERE key_digest IS NOT NULL AND revoked = 0 AND state IN (?, ?) ORDER BY attempt_no"
+    "WHERE key_digest IS NOT NULL AND revoked = 0 AND state IN (?, ?)"
 )
 
 
@@ -163,5 +173,11 @@ def _mapping(text: bytes, where: str) -> dict[str, object]:
 
 def read_grants(connection: Session) -> list[tuple[str, AttemptKey]]:
     """Read which key digests open which attempts."""
-    rows = connection.execute(_GRANTS, _GRANTING)
+    rows = connection.execute(f"{_GRANTS} ORDER BY attempt_no", _GRANTING)
     return [(digest, AttemptKey(rollout_id, attempt)) for digest, rollout_id, attempt in rows]
+
+
+def read_grant(connection: Session, key_digest: str) -> AttemptKey | None:
+    """Read which attempt one key digest opens, None where it opens none."""
+    found = connection.execute(f"{_GRANTS} AND key_digest = ?", (*_GRANTING, key_digest)).fetchone()
+    return None if found is None else AttemptKey(*found[1:])

@@ -26,7 +26,7 @@ from gristmill.gateway.body import ClientClosed, read_body
 from gristmill.gateway.config import GatewayConfig
 from gristmill.gateway.front import RequestRefused
 from gristmill.gateway.keys import KEY_PREFIX, bearer
-from gristmill.ledger import AttemptKey
+from gristmill.ledger import AttemptElsewhere, AttemptKey
 from gristmill.selection import Rejected
 from gristmill.service.asked import (
     drain_asked,
@@ -92,14 +92,14 @@ class AdminApi:
             ("POST", f"{PREFIX}/rollouts"): self._mint,
             ("GET", f"{PREFIX}/rollouts"): self._list,
             ("GET", f"{PREFIX}/rollouts/{{rollout}}"): self._attempts,
-            ("GET", attempt): self._show,
-            ("POST", f"{attempt}/finish"): self._finish,
-            ("POST", f"{attempt}/freeze"): self._freeze,
-            ("POST", f"{attempt}/abandon"): self._abandon,
-            ("POST", f"{attempt}/revoke"): self._revoke,
-            ("GET", f"{attempt}/calls"): self._calls,
-            ("GET", f"{attempt}/verdicts"): self._verdicts,
-            ("GET", f"{attempt}/rows"): self._rows,
+            ("GET", attempt): self._here(self._show),
+            ("POST", f"{attempt}/finish"): self._here(self._finish),
+            ("POST", f"{attempt}/freeze"): self._here(self._freeze),
+            ("POST", f"{attempt}/abandon"): self._here(self._abandon),
+            ("POST", f"{attempt}/revoke"): self._here(self._revoke),
+            ("GET", f"{attempt}/calls"): self._here(self._calls),
+            ("GET", f"{attempt}/verdicts"): self._here(self._verdicts),
+            ("GET", f"{attempt}/rows"): self._here(self._rows),
             ("POST", f"{PREFIX}/weights"): self._weights,
             ("GET", f"{PREFIX}/engines"): self._engines,
         }
@@ -167,6 +167,17 @@ class AdminApi:
         if self._config.public_url is not None:
             return self._config.public_url.rstrip("/")
         return f"{request.url.scheme}://{request.url.netloc}"
+
+    def _here(self, act: Act) -> Act:
+        """Do an act on an attempt, unless it is another gateway's, which is then named."""
+
+        async def run(request: Request) -> Response:
+            elsewhere = await self._rollouts.elsewhere(_attempt(request))
+            if elsewhere is not None:
+                raise elsewhere
+            return await act(request)
+
+        return run
 
     # Acts
 
@@ -276,7 +287,15 @@ def _policy(request: Request) -> str:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GristmillError | RequestRefused)
-    return _refusal(problem_of(error))
+    problem = problem_of(error)
+    if isinstance(error, AttemptElsewhere) and "attempt" in request.path_params:
+        if error.address is None:
+            return _refusal(problem._replace(status=503))
+        answer = _refusal(problem._replace(status=307))
+        query = f"?{request.url.query}" if request.url.query else ""
+        answer.headers["location"] = f"{error.address.rstrip('/')}{request.url.path}{query}"
+        return answer
+    return _refusal(problem)
 
 
 async def _answer_closed(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gristmill.gateway.app import Gateway
 from gristmill.gateway.config import GatewayConfig
-from gristmill.ledger import SqliteLedger
+from gristmill.ledger import LedgerWriter
 from gristmill.service.api import PREFIX, AdminApi
 from gristmill.service.rollouts import Rollouts
 
@@ -30,7 +30,7 @@ class ServiceApp:
         config: the gateway's.
     """
 
-    def __init__(self, gateway: Gateway, ledger: SqliteLedger, config: GatewayConfig) -> None:
+    def __init__(self, gateway: Gateway, ledger: LedgerWriter, config: GatewayConfig) -> None:
         self.rollouts: Final = Rollouts(gateway, ledger)
         self._gateway: Final = gateway
         self._admin: Final = AdminApi(self.rollouts, config)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gristmill.export.row_json import encode_row
-from gristmill.ledger import AttemptKey, SqliteReader, Summary
+from gristmill.ledger import AttemptKey, LedgerReader, Summary
 from gristmill.pipeline import Funnel, RebuiltRollout, funnel_of, run_rollout
 from gristmill.records import CallRecord, Capture, Result
 from gristmill.selection import Rejected, Selection, SelectionPolicy, resolve_selection_policy
@@ -45,14 +45,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _run(
-    ledger: SqliteReader, key: AttemptKey, policy: str | SelectionPolicy
+    ledger: LedgerReader, key: AttemptKey, policy: str | SelectionPolicy
 ) -> tuple[Capture, RebuiltRollout | Rejected]:
     capture, result = ledger.read(key)
     chosen = resolve_selection_policy(policy) if isinstance(policy, str) else policy
     return capture, run_rollout(capture, Result() if result is None else result, chosen)
 
 
-def outcome_of(ledger: SqliteReader, key: AttemptKey, policy: str | SelectionPolicy) -> Outcome:
+def outcome_of(ledger: LedgerReader, key: AttemptKey, policy: str | SelectionPolicy) -> Outcome:
     """Select and rebuild an attempt, and count it.
 
     Raises:
@@ -74,7 +74,7 @@ def outcome_of(ledger: SqliteReader, key: AttemptKey, policy: str | SelectionPol
     return Outcome(policy=made.selection.policy, outcome="selected", rows=len(made.rows), funnel=funnel)
 
 
-def verdicts_json(ledger: SqliteReader, key: AttemptKey, policy: str) -> dict[str, Any]:
+def verdicts_json(ledger: LedgerReader, key: AttemptKey, policy: str) -> dict[str, Any]:
     """Say of every call whether it is trained and why, with the keys of `gristmill select`'s rollouts.
 
     Raises:
@@ -88,7 +88,7 @@ def verdicts_json(ledger: SqliteReader, key: AttemptKey, policy: str) -> dict[st
     return told
 
 
-def rows_of(ledger: SqliteReader, key: AttemptKey, policy: str) -> list[bytes] | Rejected:
+def rows_of(ledger: LedgerReader, key: AttemptKey, policy: str) -> list[bytes] | Rejected:
     """Rebuild an attempt's rows, one line of JSON each; or say why there are none.
 
     Raises:

@@ -1,7 +1,8 @@
 """Where a program's rollouts are opened: at a gateway that runs already, or at one that is started for it.
 
-Invariant: a ledger has one gateway. If another process has the ledger open and says where it can be reached, that
-gateway is joined; a gateway started here listens on loopback only, and stays until those who joined it are done.
+Invariant: a ledger in a file has one gateway. If another process has the ledger open and says where it can be reached,
+that gateway is joined; a gateway started here listens on loopback only, and stays until those who joined it are done.
+A ledger in a database may have several: one more is started, unless there is no engine to start it for.
 
 Not here: rollouts themselves (rollout, run), listening (server).
 """
@@ -18,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from gristmill.errors import CaptureError, Code, ConfigError, LedgerError
-from gristmill.gateway.config import GatewayConfig
+from gristmill.gateway.config import GatewayConfig, admin_key_beside
 from gristmill.gateway.keys import read_admin_key
-from gristmill.ledger import AttemptKey, read_holder
+from gristmill.ledger import AttemptKey, LedgerAddress, holders_of
 from gristmill.service.client import AdminClient, GatewayUnreachable, Opened
 from gristmill.service.packages import packages_of
 
@@ -41,13 +42,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         client: its admin API.
-        ledger: its ledger, where that is a file of this machine that is known.
+        ledger: its ledger, where that is known: a file of this machine, or a database.
         secrets: what no child of this process may see.
         own: it was started here.
     """
 
     client: AdminClient
-    ledger: Path | None = None
+    ledger: LedgerAddress | None = None
     secrets: tuple[str, ...] = ()
     own: bool = False
 
@@ -59,20 +60,21 @@ class Begun(NamedTuple):
     opened: Opened
 
 
-def joined(gateway: str, admin_key_file: Path | None, ledger: Path | None = None) -> Place:
+def joined(gateway: str, admin_key_file: Path | None, ledger: LedgerAddress | None = None) -> Place:
     """Take part in a gateway that runs.
 
     Args:
         gateway: its address.
         admin_key_file: a copy of its admin key, in a file that only its owner can read;
             `GRISTMILL_ADMIN_KEY_FILE` names one where this is None.
-        ledger: its ledger, if that is a file here; its key file is beside it.
+        ledger: its ledger, if that is known; its key file is beside it.
 
     Raises:
         ConfigError: `option_invalid`, `file_unreadable`.
     """
     named = os.environ.get(_KEY_FILE)
-    path = admin_key_file if admin_key_file is not None else Path(named) if named else _key_beside(ledger)
+    beside = None if ledger is None else admin_key_beside(ledger)
+    path = admin_key_file if admin_key_file is not None else Path(named) if named else beside
     if path is None:
         raise ConfigError(
             "expected the file with the gateway's admin key, got none",
@@ -82,10 +84,6 @@ def joined(gateway: str, admin_key_file: Path | None, ledger: Path | None = None
         )
     key = read_admin_key(path)
     return Place(client=AdminClient(gateway, key, path), ledger=ledger, secrets=(key, *_upstream_secrets(())))
-
-
-def _key_beside(ledger: Path | None) -> Path | None:
-    return None if ledger is None else ledger.with_name(f"{ledger.name}.admin-key")
 
 
 def _upstream_secrets(variables: Collection[str]) -> tuple[str, ...]:
@@ -119,7 +117,7 @@ def begin(
     """
     if gateway is not None:
         config = settings(upstreams=_NO_ENGINE)
-        place = joined(gateway, config.admin_key_file, config.ledger if config.ledger.is_file() else None)
+        place = joined(gateway, config.admin_key_file, _known(config.ledger))
         if needs_ledger and place.ledger is None:
             raise ConfigError(
                 "expected a built-in policy, or the gateway's ledger to run another one over",
@@ -148,24 +146,29 @@ def begin(
         yield from _begin_here(started, config, asked, since_s, waiting)
 
 
+def _known(ledger: LedgerAddress) -> LedgerAddress | None:
+    """Return the ledger that is named or usual, unless it is a file that is not here."""
+    return None if isinstance(ledger, Path) and not ledger.is_file() else ledger
+
+
 _NO_ENGINE: Final = ("http://127.0.0.1",)
 """Stands where a setting has to, of a gateway that has its own."""
 
 
 def _begin_at_holder(config: GatewayConfig, asked: Mapping[str, Any]) -> Begun | None:
-    """Open a rollout at the gateway that the ledger's lock file names; None where it names none that takes it."""
-    holder = read_holder(config.ledger)
-    if holder is None or holder.address is None:
-        return None
-    place = joined(holder.address, config.admin_key_path, config.ledger)
-    try:
-        return Begun(place, place.client.open(**asked))
-    except GatewayUnreachable:
-        return None
-    except CaptureError as error:
-        if error.code is not Code.GATEWAY_BUSY:
-            raise
-        return None
+    """Open a rollout at a gateway that the ledger names; None where it names none that takes it."""
+    for holder in holders_of(config.ledger):
+        if holder.address is None:
+            continue
+        place = joined(holder.address, config.admin_key_path, config.ledger)
+        try:
+            return Begun(place, place.client.open(**asked))
+        except GatewayUnreachable:
+            continue
+        except CaptureError as error:
+            if error.code is not Code.GATEWAY_BUSY:
+                raise
+    return None
 
 
 def _started_or_joined(config: GatewayConfig, asked: Mapping[str, Any]) -> ServiceThread | Begun:
@@ -173,7 +176,9 @@ def _started_or_joined(config: GatewayConfig, asked: Mapping[str, Any]) -> Servi
     with packages_of("gateway"):
         from gristmill.service.server import ServiceThread  # noqa: PLC0415  a joined gateway needs no server
 
-    here = msgspec.structs.replace(config, host="127.0.0.1", port=0, public_url=None, tls_cert=None, tls_key=None)
+    here = msgspec.structs.replace(
+        config, host="127.0.0.1", port=0, public_url=None, advertise_url=None, tls_cert=None, tls_key=None
+    )
     until = monotonic() + _STARTS_s
     while True:
         try:
@@ -231,7 +236,10 @@ def _wait_for_others(
         others = [
             key
             for key, each in _open_attempts(client).items()
-            if key not in before and (each["in_flight"] or (each["touched_at"] or 0.0) > since_s)
+            if key not in before
+            and (each["in_flight"] or (each["touched_at"] or 0.0) > since_s)
+            # Of a shared ledger the other gateways' rollouts are none of this one's.
+            and (not rollouts.ledger.shared or rollouts.gateway.attempts.holds(key))
         ]
         if not others:
             return

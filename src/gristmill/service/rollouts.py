@@ -18,10 +18,10 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from gristmill.captures.purpose import label_calls
-from gristmill.errors import CaptureError, Code
+from gristmill.errors import CaptureError, Code, LedgerError
 from gristmill.gateway.app import Gateway
 from gristmill.gateway.keys import key_digest, mint_key
-from gristmill.ledger import AttemptKey, AttemptSetup, AttemptState, SqliteLedger, Summary
+from gristmill.ledger import AttemptElsewhere, AttemptKey, AttemptSetup, AttemptState, LedgerWriter, Summary
 from gristmill.ledger.writes import prepare_result
 from gristmill.records import Purpose
 from gristmill.service.asked import FinishAsked, ListAsked, MintAsked
@@ -30,6 +30,8 @@ from gristmill.service.outcome import Outcome, outcome_of
 __all__ = ["Finished", "Minted", "Rollouts"]
 
 _TAKES_CALLS: Final = AttemptState.OPEN
+_TAKEN: Final = frozenset({Code.KEY_EXISTS, Code.ATTEMPT_ELSEWHERE})
+_MOST_TRIES: Final = 20
 
 
 class Minted(NamedTuple):
@@ -57,7 +59,7 @@ class Rollouts:
         opening: new rollouts are opened; False while the gateway ends.
     """
 
-    def __init__(self, gateway: Gateway, ledger: SqliteLedger) -> None:
+    def __init__(self, gateway: Gateway, ledger: LedgerWriter) -> None:
         self.gateway: Final = gateway
         self.ledger: Final = ledger
         self.opening = True
@@ -91,13 +93,30 @@ class Rollouts:
             created_at=time(),
         )
         async with self._lock(AttemptKey(rollout_id)):
-            attempt = asked.attempt
-            if attempt is None:
-                known = await self.gateway.ledger_call(self.ledger.rollout, rollout_id)
-                attempt = known[-1].attempt + 1 if known else 0
-            key = AttemptKey(rollout_id, attempt)
-            await self.gateway.attempts.begin(key, setup)
-        return Minted(key, secret)
+            tries = 0
+            while True:
+                attempt = asked.attempt
+                if attempt is None:
+                    known = await self.gateway.ledger_call(self.ledger.rollout, rollout_id)
+                    attempt = known[-1].attempt + 1 if known else 0
+                key = AttemptKey(rollout_id, attempt)
+                try:
+                    await self.gateway.attempts.begin(key, setup)
+                except LedgerError as error:
+                    # Another gateway was quicker to take the next number.
+                    tries += 1
+                    if asked.attempt is not None or error.code not in _TAKEN or tries > _MOST_TRIES:
+                        raise
+                else:
+                    return Minted(key, secret)
+
+    async def elsewhere(self, key: AttemptKey) -> AttemptElsewhere | None:
+        """Return whose an attempt is where another gateway has it.
+
+        Raises:
+            LedgerError: the ledger cannot be read.
+        """
+        return await self.gateway.ledger_call(self.ledger.owner, key) if self.ledger.shared else None
 
     async def summary(self, key: AttemptKey) -> Summary:
         """Return the line of one attempt.

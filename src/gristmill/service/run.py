@@ -22,7 +22,7 @@ import msgspec
 
 from gristmill.canonical import JsonValue, loads
 from gristmill.errors import ConfigError, DecodeError, GristmillError
-from gristmill.ledger import AttemptKey, SqliteReader
+from gristmill.ledger import AttemptKey, open_reader
 from gristmill.records import Attribution, Failure
 from gristmill.selection import DEFAULT_POLICY, SelectionPolicy
 from gristmill.service.asked import check_result
@@ -311,5 +311,5 @@ def _outcome(answer: Mapping[str, Any], chosen: SelectionPolicy | None, place: P
     if chosen is None or place.ledger is None:
         names = Outcome.__struct_fields__
         return msgspec.convert({name: answer[name] for name in names}, Outcome)
-    with SqliteReader(place.ledger) as ledger:
+    with open_reader(place.ledger) as ledger:
         return outcome_of(ledger, key, chosen)

@@ -23,7 +23,7 @@ import uvicorn
 from gristmill.errors import Code, ConfigError
 from gristmill.gateway.app import Gateway
 from gristmill.gateway.config import GatewayConfig
-from gristmill.ledger import SqliteLedger
+from gristmill.ledger import open_ledger
 from gristmill.service.app import ServiceApp
 from gristmill.service.connection import BoundedConnection
 from gristmill.service.sweep import Sweep
@@ -90,7 +90,7 @@ class Service:
         self._aborted = 0
 
     async def start(self) -> None:
-        """Open the ledger, listen, and say in the ledger's lock file where.
+        """Open the ledger, listen, and say where: in a file's lock file, in a database for the other gateways.
 
         Raises:
             LedgerError: another process writes to the ledger (`ledger_locked`, which names its address), or it cannot
@@ -107,7 +107,7 @@ class Service:
         config, stack = self.config, self._stack
         listener = stack.enter_context(contextlib.closing(_bind(config)))
         # Nothing else runs yet; in a thread of its own it would go on where this start is cancelled.
-        self.ledger = SqliteLedger(config.ledger)
+        self.ledger = open_ledger(config.ledger, lease_s=config.lease_s)
         stack.push_async_callback(asyncio.to_thread, self.ledger.close)
         self.gateway = Gateway(config, self.ledger)
         app = ServiceApp(self.gateway, self.ledger, config)
@@ -124,10 +124,17 @@ class Service:
             await asyncio.sleep(0.005)
         self.address = _address(config, listener)
         self.base_url = self.address if config.public_url is None else config.public_url.rstrip("/")
-        self.ledger.announce(self.address)
+        self.ledger.announce(self._advertised())
         sweep = Sweep(app.rollouts, config.abandon_after_s, config.drain_s)
         sweeping = asyncio.ensure_future(sweep.run())
         stack.callback(sweeping.cancel)
+
+    def _advertised(self) -> str:
+        """Return the address that other processes with this ledger are told."""
+        if not self.ledger.shared:
+            # Whoever joins is on this machine.
+            return self.address
+        return (self.config.advertise_url or self.base_url).rstrip("/")
 
     async def _end(self, serving: asyncio.Future[None]) -> None:
         assert self._server is not None

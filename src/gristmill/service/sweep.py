@@ -13,7 +13,7 @@ from time import time
 from typing import Final
 
 from gristmill.errors import GristmillError
-from gristmill.ledger import AttemptKey, AttemptState
+from gristmill.ledger import AttemptElsewhere, AttemptKey, AttemptState
 from gristmill.service.rollouts import Rollouts
 
 __all__ = ["Sweep"]
@@ -63,6 +63,9 @@ class Sweep:
                 continue
             try:
                 await self._rollouts.abandon(key, self._drain_s)
+            except AttemptElsewhere:
+                # Its own gateway sees to it.
+                continue
             except GristmillError as error:
                 # It was finished meanwhile, or the ledger cannot be written to; the next sweep looks again.
                 gateway.log.warning("abandon_failed", rollout_id=key.rollout_id, attempt=key.attempt, code=error.code)
