@@ -8,6 +8,7 @@ Not here: any trainer's field names.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -33,12 +34,14 @@ __all__ = [
     "WEIGHT_DROPPED",
     "PromptResponse",
     "Turn",
+    "Versions",
     "advantage_losses",
     "advantage_of",
     "advantages_of",
     "by_rollout",
     "group_of",
     "joined",
+    "number_of",
     "one_reward",
     "padded",
     "prompt_response",
@@ -48,6 +51,7 @@ __all__ = [
     "rollout_number",
     "routed_experts_of",
     "turns_of",
+    "versions_of",
 ]
 
 ROUTED_EXPERTS: Final = "routed_experts"
@@ -67,6 +71,8 @@ ADVANTAGE_LOSSES: Final = {
     "credits": CREDITS_WITHOUT_ADVANTAGE,
 }
 """What formats drop that hold tokens with an advantage each (`advantage_losses`)."""
+
+_number: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 class PromptResponse(NamedTuple):
@@ -316,13 +322,32 @@ def group_of(row: Row) -> str:
     """Return what a trainer groups a row by: its group or, of a rollout without one, a name that no other has."""
     if row.group_id is not None:
         return row.group_id
-    return f"ungrouped-{_digest(row).hex()}"
+    return f"ungrouped-{number_of(_attempt(row))}"
 
 
 def rollout_number(row: Row) -> int:
-    """Return a number of 53 bits that stands for the attempt of a row, and for no other."""
-    return int.from_bytes(_digest(row)[:7]) >> 3
+    """Return the number that stands for the attempt of a row."""
+    return number_of(_attempt(row))
 
 
-def _digest(row: Row) -> bytes:
-    return sha256(f"{row.rollout_id}\0{row.attempt}".encode("utf-8", "surrogatepass")).digest()[:16]
+def number_of(text: str) -> int:
+    """Return a number of 53 bits that stands for an id: trainers compare them, and JSON keeps them."""
+    return int.from_bytes(sha256(text.encode("utf-8", "surrogatepass")).digest()[:7]) >> 3
+
+
+def _attempt(row: Row) -> str:
+    return f"{row.rollout_id}\0{row.attempt}"
+
+
+class Versions(NamedTuple):
+    """The oldest and the newest version of the weights that sampled a row."""
+
+    oldest: int
+    newest: int
+
+
+def versions_of(row: Row) -> Versions | None:
+    """Return the versions of the weights, where every trained token has one that is a plain number."""
+    versions = {span.weight_version for span in row.spans if span.role is SpanRole.SAMPLED}
+    numbers = [int(version) for version in versions if version is not None and _number.fullmatch(version)]
+    return Versions(min(numbers), max(numbers)) if len(numbers) == len(versions) else None

@@ -17,8 +17,10 @@ from gristmill.export.trainers.nemo_gym import NEMO_GYM, NEMO_GYM_TRACES
 from gristmill.export.trainers.nemo_rl import NEMO_RL
 from gristmill.export.trainers.prime_rl import PRIME_RL
 from gristmill.export.trainers.projection import Projection
+from gristmill.export.trainers.skyrl import SKYRL
 from gristmill.export.trainers.slime import SLIME
 from gristmill.export.trainers.tinker import TINKER
+from gristmill.export.trainers.trl import TRL, TRL_SFT
 from gristmill.export.trainers.verl import VERL
 
 __all__ = ["PROJECTIONS"]
@@ -27,6 +29,9 @@ PROJECTIONS: Final[Mapping[str, Projection]] = {
     projection.name: projection
     for projection in (
         VERL,
+        TRL,
+        TRL_SFT,
+        SKYRL,
         TINKER,
         SLIME,
         MILES,

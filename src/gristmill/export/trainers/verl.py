@@ -9,7 +9,6 @@ Not here: verl's agent loop, its reward function (a rollout without a reward is 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -33,6 +32,7 @@ from gristmill.export.trainers.layout import (
     rewards_of,
     rollout_number,
     routed_experts_of,
+    versions_of,
 )
 from gristmill.export.trainers.objects import fields_of, trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
@@ -54,7 +54,6 @@ _LOSSES: Final = {
     "turns": "Rows whose num_turns is counted from spans: messages between two calls count as one.",
 }
 _INSTALL: Final = "pip install verl==0.9.1"
-_version: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
@@ -111,12 +110,9 @@ def _turns(row: Row) -> int:
 
 
 def _steps(row: Row) -> dict[str, int]:
-    """Return the oldest and newest version of the weights that sampled the row, where all are plain numbers."""
-    versions = {span.weight_version for span in row.spans if span.role is SpanRole.SAMPLED}
-    numbers = [int(version) for version in versions if version is not None and _version.fullmatch(version)]
-    if len(numbers) < len(versions):
-        return {}
-    return {"min_global_steps": min(numbers), "max_global_steps": max(numbers)}
+    """Return the versions of the weights under the names by which verl tells stale rollouts."""
+    versions = versions_of(row)
+    return {} if versions is None else {"min_global_steps": versions.oldest, "max_global_steps": versions.newest}
 
 
 def _restore(fields: Mapping[str, Any]) -> Sequence[Kept]:
