@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gristmill.cli.choice import Choice, takes_policy
+from gristmill.cli.credit import takes_advantage
 from gristmill.cli.export import FormatName
 from gristmill.cli.failure import DATA_FAILED
 
@@ -45,6 +46,7 @@ __all__ = ["command"]
     show_default=True,
     help="One row per path of the token tree, one per call, or a tree (written as its flattened rows).",
 )
+@takes_advantage
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
@@ -69,6 +71,7 @@ def command(
     choice: Choice,
     format_name: str,
     mode: str,
+    advantage: str | None,
     engine: str,
     jobs: int,
     overwrite: bool,
@@ -80,6 +83,7 @@ def command(
     that is there already is passed over, so a build that was stopped goes on when run again. Refusals stand beside
     the rows, the counts of all partitions in summary.json. Ends with exit code 1 if every rollout was rejected.
     """
+    from gristmill.credit import AdvantageKind
     from gristmill.engine import BuildOptions, Engine, build
     from gristmill.reconstruction import RowMode
 
@@ -89,6 +93,7 @@ def command(
         options=choice.options,
         train_model=choice.train_model,
         mode=RowMode(mode),
+        advantage=None if advantage is None else AdvantageKind(advantage),
     )
     watched = _Watched()
     try:

@@ -19,7 +19,8 @@ from gristmill.engine.local import run_local
 from gristmill.engine.partition import PartReport, raise_failure
 from gristmill.engine.plan import Plan, make_plan, part_tasks
 from gristmill.engine.summary import SUMMARY_NAME, BuildSummary, add_up
-from gristmill.errors import Code, ExportError
+from gristmill.errors import Code, ConfigError, ExportError
+from gristmill.export.formats import FORMATS, Needs
 
 __all__ = ["Engine", "build", "make_job"]
 
@@ -81,10 +82,16 @@ def build(  # noqa: PLR0913 - one call makes all of a build
             where=job.rows,
             hint="name another folder for the rows",
         )
+    target = FORMATS[job.options.format]
+    if job.options.advantage is not None and target.needs is Needs.SELECTION:
+        raise ConfigError(
+            f"expected no advantages for format {target.name!r}, which has no place for them", where="--advantage"
+        )
     job.prepare()
     job.options.load()
     with ArchiveReader(job.archive) as reader:
-        plan = make_plan(job, part_tasks(reader), overwrite=overwrite)
+        planned = part_tasks(reader, job.options.advantage)
+        plan = make_plan(job, planned.tasks, overwrite=overwrite)
     on_plan(plan)
     place = job.place
     if plan.todo:
@@ -101,6 +108,6 @@ def build(  # noqa: PLR0913 - one call makes all of a build
     for report in reports:
         raise_failure(report)
         on_part(report)
-    summary = add_up(place, job.options, plan.tasks)
+    summary = add_up(place, job.options, plan.tasks, planned.groups)
     place.write(SUMMARY_NAME, summary.encode())
     return summary

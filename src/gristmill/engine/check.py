@@ -69,7 +69,7 @@ class BuildCheck:
             PolicyError, ConfigError: the policy cannot be loaded.
         """
         with ArchiveReader(self._archive) as reader:
-            tasks = part_tasks(reader)
+            tasks, groups = part_tasks(reader, options.advantage)
         there = set(written_parts(self._rows))
         whole = True
         for task in tasks:
@@ -85,7 +85,7 @@ class BuildCheck:
         for name in sorted(there - {task.name for task in tasks}):
             yield Finding(Code.MANIFEST_DIFFERS, self._rows.path_of(name), "expected partitions of the archive only")
         if whole:
-            yield from self._summary(options, tasks)
+            yield from self._summary(add_up(self._rows, options, tasks, groups))
 
     def _part(self, options: BuildOptions, task: PartTask, on_attempt: Callable[[Decided], None]) -> Iterator[Finding]:
         place = self._rows.inside(task.name)
@@ -102,7 +102,8 @@ class BuildCheck:
         # All files that are there: one that the manifest does not name is a finding.
         with opened_part(self._archive, task) as part, place.local(place.files()) as folder:
             check = FolderCheck(folder)
-            for one in decided(options, part):
+            check.expect(None if task.advantages is None else task.advantages.note)
+            for one in decided(options, part, task.advantages):
                 named = f"rollout={one.capture.rollout_id}"
                 found = [*check_capture(one.capture), *_checked(check, options, one)]
                 on_attempt(one)
@@ -115,8 +116,8 @@ class BuildCheck:
             for finding in ends:
                 yield msgspec.structs.replace(finding, where=f"{task.name} {finding.where}")
 
-    def _summary(self, options: BuildOptions, tasks: tuple[PartTask, ...]) -> Iterator[Finding]:
-        wanted = msgspec.to_builtins(add_up(self._rows, options, tasks))
+    def _summary(self, expected: BuildSummary) -> Iterator[Finding]:
+        wanted = msgspec.to_builtins(expected)
         got = cast(Mapping[str, Any], msgspec.to_builtins(self.summary))
         for name, value in wanted.items():
             if value != got[name]:

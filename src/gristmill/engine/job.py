@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from gristmill.archive import ArchiveFile, Place, place_of
+from gristmill.credit import AdvantageKind, AdvantageNote, Advantages
 from gristmill.errors import Code, DecodeError
 from gristmill.reconstruction import RowMode
 from gristmill.selection import SelectionPolicy, resolve_selection_policy
@@ -37,7 +38,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         format: of the records, a name in `export.FORMATS`.
         policy, options, train_model: how calls are selected.
         mode: how they become rows.
-        advantage: how advantages are computed; None: they are those that were given.
+        advantage: which advantages rows carry; None: none.
     """
 
     format: str = "parquet"
@@ -45,7 +46,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     options: Mapping[str, str] = {}
     train_model: str | None = None
     mode: RowMode = RowMode.MERGED
-    advantage: str | None = None
+    advantage: AdvantageKind | None = None
 
     def load(self) -> SelectionPolicy:
         """Find the policy.
@@ -88,12 +89,14 @@ class PartTask(msgspec.Struct, frozen=True, kw_only=True):
         partition, part: of the archive.
         files: of the part, as its manifest says.
         attempts: how many it has.
+        advantages: of the groups that its attempts are in; None: rows have none.
     """
 
     partition: str
     part: int
     files: tuple[ArchiveFile, ...]
     attempts: int
+    advantages: Advantages | None = None
 
     @property
     def name(self) -> str:
@@ -118,6 +121,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         partition, part: of the archive.
         inputs: sha256 over the digests of the part's files.
         build: how rows were made.
+        advantage: how advantages were made; those over groups depend on the rewards of the whole archive.
     """
 
     kind: str = "gristmill.build"
@@ -126,13 +130,15 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     part: int
     inputs: str
     build: BuildOptions
+    advantage: AdvantageNote | None = None
 
     @classmethod
     def of(cls, options: BuildOptions, task: PartTask) -> Stamp:
         """Make the stamp of a partition."""
         digests = "".join(f"{entry.name} {entry.bytes} {entry.sha256}\n" for entry in task.files)
         inputs = sha256(digests.encode()).hexdigest()
-        return cls(partition=task.partition, part=task.part, inputs=inputs, build=options)
+        note = None if task.advantages is None else task.advantages.note
+        return cls(partition=task.partition, part=task.part, inputs=inputs, build=options, advantage=note)
 
     def encode(self) -> bytes:
         """Write the stamp as indented JSON with a line end."""
@@ -140,19 +146,13 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def differences(self, other: Stamp) -> list[str]:
         """Name what differs."""
-        found = (
-            ["inputs"]
-            if (self.partition, self.part, self.inputs)
-            != (
-                other.partition,
-                other.part,
-                other.inputs,
-            )
-            else []
-        )
-        return found + [
-            name for name in self.build.__struct_fields__ if getattr(self.build, name) != getattr(other.build, name)
-        ]
+        names = self.build.__struct_fields__
+        found = [name for name in names if getattr(self.build, name) != getattr(other.build, name)]
+        if (self.partition, self.part, self.inputs) != (other.partition, other.part, other.inputs):
+            found.append("inputs")
+        if not found and self.advantage != other.advantage:
+            found.append("rewards in its groups")
+        return found
 
 
 def read_stamp(place: Place) -> Stamp:

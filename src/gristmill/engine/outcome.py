@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gristmill.archive.parquet_part import PartReader
+from gristmill.credit import Advantages
 from gristmill.engine.job import BuildOptions
 from gristmill.errors import Code, DecodeError, LedgerError, PolicyError
 from gristmill.export.formats import FORMATS, Needs
@@ -33,12 +34,13 @@ class Decided(NamedTuple):
     outcome: Outcome
 
 
-def decided(options: BuildOptions, part: PartReader) -> Iterator[Decided]:
+def decided(options: BuildOptions, part: PartReader, advantages: Advantages | None) -> Iterator[Decided]:
     """Read the attempts of a part and decide each.
 
     Args:
         options: how rows are made.
         part: that is open.
+        advantages: that rows carry; None: none.
 
     Raises:
         DecodeError: `file_unreadable`, `file_malformed`: the table of attempts cannot be read.
@@ -60,7 +62,14 @@ def decided(options: BuildOptions, part: PartReader) -> Iterator[Decided]:
         with contextlib.redirect_stdout(sys.stderr):
             try:
                 if target.needs is Needs.ROWS:
-                    outcome = run_rollout(capture, result, policy, mode=options.mode, train_model=options.train_model)
+                    outcome = run_rollout(
+                        capture,
+                        result,
+                        policy,
+                        mode=options.mode,
+                        train_model=options.train_model,
+                        advantage=advantages,
+                    )
                 else:
                     outcome = select_rollout(capture, result, policy, train_model=options.train_model)
             except (PolicyError, DecodeError, LedgerError) as error:

@@ -84,8 +84,9 @@ def build_part(job: BuildJob, task: PartTask) -> PartReport:
             options=options.options,
             train_model=options.train_model,
             mode=options.mode,
+            advantage=None if task.advantages is None else task.advantages.note,
         ) as writer:
-            for capture, result, outcome in decided(options, part):
+            for capture, result, outcome in decided(options, part, task.advantages):
                 try:
                     writer.add(capture, result, outcome)
                 except (DecodeError, LedgerError) as error:

@@ -8,18 +8,25 @@ Not here: making them (partition), and adding them up (summary).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+import msgspec
 
 from gristmill.archive import ArchiveReader, Place
-from gristmill.archive.columns import ATTEMPTS
+from gristmill.archive.attempt_rows import RowValues
 from gristmill.archive.place import MANIFEST_NAME
+from gristmill.credit import AdvantageKind, Advantages, Facts, Groups, GroupTotals, facts_of, totals_of
 from gristmill.engine.job import BuildJob, PartTask, Stamp, part_folder, read_stamp, run_folder
 from gristmill.engine.manifests import rows_manifest
 from gristmill.errors import Code, DecodeError, ExportError
+from gristmill.records import Result
 
-__all__ = ["Plan", "make_plan", "part_tasks", "written_parts"]
+__all__ = ["Plan", "Planned", "make_plan", "part_tasks", "written_parts"]
 
 _RUN, _PART = "run=", "part="
+_RESULTS: Final = ("rollout_id", "attempt", "result")
+_decode_result: Final = msgspec.msgpack.Decoder(Result).decode
 
 
 class Plan(NamedTuple):
@@ -34,18 +41,60 @@ class Plan(NamedTuple):
     todo: tuple[PartTask, ...]
 
 
-def part_tasks(archive: ArchiveReader) -> tuple[PartTask, ...]:
-    """Give the partitions that rows of an archive have.
+class Planned(NamedTuple):
+    """The partitions that rows of an archive have, and how its groups did."""
+
+    tasks: tuple[PartTask, ...]
+    groups: GroupTotals
+
+
+def part_tasks(archive: ArchiveReader, advantage: AdvantageKind | None) -> Planned:
+    """Read the results of an archive, without histories and tokens, and give the partitions that its rows have.
+
+    Args:
+        archive: that is open.
+        advantage: which advantages rows carry.
 
     Raises:
         DecodeError: `file_unreadable`; `file_malformed`: an attempt stands in two places.
+        ConfigError: `attempt_differs`.
     """
     archive.index()
+    groups = Groups()
     tasks: list[PartTask] = []
+    named: list[set[str]] = []
     for part in archive.parts:
-        entry = part.manifest.file(f"{ATTEMPTS.name}-{part.part:05d}.parquet")
-        tasks.append(PartTask(partition=part.partition, part=part.part, files=part.files, attempts=entry.rows))
-    return tuple(tasks)
+        own = set[str]()
+        with part.open() as read:
+            for facts in map(_facts, read.rows(_RESULTS)):
+                groups.add(facts)
+                if facts.group_id is not None:
+                    own.add(facts.group_id)
+            tasks.append(PartTask(partition=part.partition, part=part.part, files=part.files, attempts=len(read)))
+        named.append(own)
+    if advantage is not None:
+        made = groups.advantages(advantage)
+        tasks = [
+            msgspec.structs.replace(task, advantages=_of_groups(made, own))
+            for task, own in zip(tasks, named, strict=True)
+        ]
+    return Planned(tuple(tasks), totals_of(groups.statistics(), groups.ungrouped))
+
+
+def _of_groups(made: Advantages, own: Collection[str]) -> Advantages:
+    """Take what a part needs of the advantages of the whole archive."""
+    return Advantages(made.note, {group: made.groups[group] for group in sorted(own) if group in made.groups})
+
+
+def _facts(row: RowValues) -> Facts:
+    """Read what counts of an attempt; one that cannot be read counts for nothing, and is refused in its turn."""
+    result = Result()
+    if row["result"] is not None:
+        try:
+            result = _decode_result(row["result"])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            result = Result()
+    return facts_of(row["rollout_id"], row["attempt"], result)
 
 
 def written_parts(rows: Place) -> list[str]:

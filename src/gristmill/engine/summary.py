@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from gristmill.archive import Place
+from gristmill.credit import GroupTotals
 from gristmill.engine.job import BuildOptions, PartTask
 from gristmill.engine.manifests import rows_manifest
 from gristmill.errors import DecodeError
@@ -42,6 +43,7 @@ class BuildSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         forks: forks from recorded parents by cause.
         context_tokens: of all rows; context that several rows repeat counts each time.
         losses: what the format dropped or changed.
+        groups: how the groups of rollouts did, over all results.
         rows_digest: sha256 over name and manifest digest of each partition, each with a line end.
     """
 
@@ -57,6 +59,7 @@ class BuildSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     forks: Mapping[str, int]
     context_tokens: int
     losses: tuple[Loss, ...]
+    groups: GroupTotals
     rows_digest: str
 
     def encode(self) -> bytes:
@@ -64,7 +67,7 @@ class BuildSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=2) + b"\n"
 
 
-def add_up(rows: Place, options: BuildOptions, tasks: Sequence[PartTask]) -> BuildSummary:
+def add_up(rows: Place, options: BuildOptions, tasks: Sequence[PartTask], groups: GroupTotals) -> BuildSummary:
     """Add up the partitions of a build.
 
     Raises:
@@ -98,6 +101,7 @@ def add_up(rows: Place, options: BuildOptions, tasks: Sequence[PartTask]) -> Bui
         forks=dict(forks),
         context_tokens=context_tokens,
         losses=losses_of(losses),
+        groups=groups,
         rows_digest=digest.hexdigest(),
     )
 
