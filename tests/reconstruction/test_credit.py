@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
+from math import fsum
 
 import msgspec
 import pytest
@@ -132,4 +134,22 @@ def test_every_token_has_its_credit_once(calls: list[Call], mode: RowMode, data:
             got.update((placed.call_id, at - lengths[placed.call_id]) for at in range(placed.start, placed.end))
         assert [placed.start for placed in row.credits] == sorted(placed.start for placed in row.credits)
     assert got == wanted
-    assert sum(row.loss_weight for row in rows) == pytest.approx(1.0, abs=1e-12)
+
+
+@given(st.lists(call_forests(), min_size=1, max_size=4), st.sampled_from(list(RowMode)))
+def test_a_rollout_counts_once_however_many_rows_it_has(rollouts: list[list[Call]], mode: RowMode) -> None:
+    # Weights are shares of the rollout's trained tokens: over a batch they add up to its rollouts, not to its rows.
+    weights: list[float] = []
+    trained = 0
+    for calls in rollouts:
+        made = attempt(*calls)
+        total = sum(record.cum_len - record.prompt_len for record in made.records)
+        if not total:
+            continue
+        rows = built(made, mode=mode)
+        shares = [Fraction(int(row.loss_mask.sum()), total) for row in rows]
+        assert sum(shares) == 1
+        assert [row.loss_weight for row in rows] == [float(share) for share in shares]
+        weights += [row.loss_weight for row in rows]
+        trained += 1
+    assert fsum(weights) == pytest.approx(trained, abs=1e-12)

@@ -195,8 +195,8 @@ class FolderCheck:
             return
         what = "advantages" if self.format in {PARQUET, JSONL} else "records, which hold advantages,"
         message = (
-            f"the {what} of {self._unproved} attempts are not proved: they were made of {stated.rewards} rewards in "
-            f"{stated.groups} groups, the captures at hand hold others ({made.rewards} in {made.groups})"
+            f"the {what} of {self._unproved} attempt{'s' if self._unproved != 1 else ''} are not proved: made of "
+            f"{stated.rewards} rewards in groups, while the captures at hand hold {made.rewards}, or others"
         )
         yield Finding(Code.MANIFEST_DIFFERS, f"{self.folder / MANIFEST_NAME} $.advantage", message)
 
