@@ -25,6 +25,7 @@ from gristmill.pipeline import RebuiltRollout, run_rollout
 from gristmill.reconstruction import Row, RowMode, TokenCredit
 from gristmill.selection import ReturnedHistory
 from tests.export.trainers.rollouts import generated, plain, source_of
+from tests.export.trainers.trainer_page import export_demo, run_page
 from tests.reconstruction.attempts import Call, chain
 from tests.selection.calls import function_call, said
 
@@ -355,3 +356,14 @@ def test_a_message_needs_text_to_be_compared() -> None:
     [made] = fields(NEMO_GYM, msgspec.structs.replace(source, capture=capture))
     selected, _ = ReturnedHistory()([told], {"response": {"output": made["response"]["output"]}})
     assert selected == [told]
+
+
+@pytest.mark.usefixtures("their_packages")
+def test_what_a_user_pastes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = [row for rows in export_demo(tmp_path / "rows") for row in rows]
+    monkeypatch.chdir(tmp_path)
+    defined = run_page("nemo-rl.md")
+    _, ids = defined["batch"]["input_ids"]
+    assert ids.shape[0] == len(exported)
+    assert ids.shape[1] % 64 == 0
+    assert defined["lenient"].keywords == {"reasoning": "optional"}
