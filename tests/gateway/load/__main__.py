@@ -1,5 +1,8 @@
 """The load run: `python -m tests.gateway.load [--rollouts 1000] [--calls 20] [--at-once 64] [--kills 10] [--seed N]`.
 
+With `--gateways 2 --ledger postgres` several gateways have one ledger, in a server that is started for the run; the
+harnesses ask any of them.
+
 A gateway is killed (SIGKILL) and started again while harnesses of four dialects talk through it to a scripted engine.
 Then it is shown that no acknowledged call was lost, that none is attributed to a wrong rollout or attempt, and that
 what was interrupted is marked and never complete. Prints totals; ends with 1 and the first violations if there are any.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import shutil
 import signal
@@ -17,6 +21,7 @@ import tempfile
 from pathlib import Path
 
 from tests.gateway.load.run import Outcome, Plan, run
+from tests.ledger.server import PostgresServer
 
 _SHOWN = 20
 
@@ -29,6 +34,7 @@ def lines(outcome: Outcome) -> list[str]:
         f"attempts      {outcome.attempts}",
         f"requests      {outcome.sent}: {outcome.acknowledged} acknowledged, {outcome.broken} broken, "
         f"{outcome.dropped} dropped by the client, {outcome.refused} failed",
+        f"sent on       {outcome.sent_on} requests by the gateway that was asked to the one whose attempt it was",
         f"replays       {outcome.replays} requests answered from the record",
         f"calls         {verified.calls}: {verified.committed} committed, {verified.lost} lost",
         f"outcomes      {outcomes}",
@@ -48,11 +54,13 @@ def lines(outcome: Outcome) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.gateway.load", description=__doc__.split("\n\n")[1])
+    parser = argparse.ArgumentParser(prog="python -m tests.gateway.load", description=__doc__.split("\n\n")[2])
     parser.add_argument("--rollouts", type=int, default=1000, help="conversations; some get a second attempt")
     parser.add_argument("--calls", type=int, default=20, help="replies that each conversation wants")
     parser.add_argument("--at-once", type=int, default=64, help="rollouts under way at a time")
     parser.add_argument("--kills", type=int, default=10, help="how often the gateway is killed")
+    parser.add_argument("--gateways", type=int, default=1, help="how many; several need a ledger in PostgreSQL")
+    parser.add_argument("--ledger", choices=("file", "postgres"), default="file", help="where calls go")
     parser.add_argument("--seed", type=int, default=None, help="of everything that is left to chance but time")
     parser.add_argument("--keep", type=Path, default=None, help="an empty folder for ledger and logs, which stay there")
     given = parser.parse_args()
@@ -61,10 +69,22 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     # Whoever ends this program ends the processes that it started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    plan = Plan(rollouts=given.rollouts, calls=given.calls, at_once=given.at_once, kills=given.kills, seed=seed)
     sys.stdout.write(f"seed          {seed}\n")
     sys.stdout.flush()
-    outcome = asyncio.run(run(plan, folder))
+    with contextlib.ExitStack() as stack:
+        ledger = None
+        if given.ledger == "postgres":
+            ledger = stack.enter_context(contextlib.closing(PostgresServer(durable=True))).url()
+        plan = Plan(
+            rollouts=given.rollouts,
+            calls=given.calls,
+            at_once=given.at_once,
+            kills=given.kills,
+            gateways=given.gateways,
+            ledger=ledger,
+            seed=seed,
+        )
+        outcome = asyncio.run(run(plan, folder))
     sys.stdout.write("\n".join(lines(outcome)) + "\n")
     if outcome.violations:
         shown = "\n".join(f"  {each}" for each in outcome.violations[:_SHOWN])

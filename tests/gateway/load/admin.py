@@ -7,6 +7,7 @@ whose key was lost on the way is given up and its number is not used again.
 from __future__ import annotations
 
 import asyncio
+import random
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -14,14 +15,17 @@ import aiohttp
 import orjson
 
 from gristmill.ledger import AttemptKey
-from tests.gateway.load.processes import GatewayProcess
+from tests.gateway.load.processes import Fleet
 
-__all__ = ["Admin", "Minted", "PATIENCE_s", "Refused"]
+__all__ = ["HOPS", "Admin", "Minted", "PATIENCE_s", "Refused"]
 
 Json = dict[str, Any]
 
 PATIENCE_s: Final = 90.0
 """How long a gateway may be away before a run fails."""
+
+HOPS: Final = 3
+"""How often a request is sent on before it is asked again from the beginning."""
 
 
 class Refused(Exception):
@@ -42,27 +46,37 @@ class Admin:
 
     Args:
         session: of HTTP.
-        gateway: who is asked.
+        fleet: who is asked, one or another.
+        seed: chooses.
 
     Attributes:
         orphans: attempts that may be open and have no key any more.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, gateway: GatewayProcess) -> None:
+    def __init__(self, session: aiohttp.ClientSession, fleet: Fleet, seed: int) -> None:
         self._session: Final = session
-        self._url: Final = f"{gateway.url}/gristmill/v1"
-        self._headers: Final = {"authorization": f"Bearer {gateway.admin_key}"}
+        self.fleet: Final = fleet
+        self._draw: Final = random.Random(f"{seed}/admin")
+        self._headers: Final = {"authorization": f"Bearer {fleet.admin_key}"}
         self.orphans: Final[set[AttemptKey]] = set()
 
     async def _post(self, path: str, body: Json) -> tuple[int, Json, int]:
         """Ask until there is an answer; return status, body, and how often none came."""
         until, failures = monotonic() + PATIENCE_s, 0
         while True:
+            url = f"{self.fleet.any_url(self._draw)}/gristmill/v1{path}"
             try:
-                async with self._session.post(self._url + path, data=orjson.dumps(body), headers=self._headers) as got:
-                    told = orjson.loads(await got.read())
-                    if got.status < 500:
-                        return got.status, told, failures
+                for _ in range(HOPS):
+                    async with self._session.post(
+                        url, data=orjson.dumps(body), headers=self._headers, allow_redirects=False
+                    ) as got:
+                        told = orjson.loads(await got.read())
+                        if got.status == 307:
+                            url = got.headers["location"]
+                        elif got.status < 500:
+                            return got.status, told, failures
+                        else:
+                            break
             except (aiohttp.ClientError, ConnectionError):
                 failures += 1
             if monotonic() > until:

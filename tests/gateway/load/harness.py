@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from time import monotonic
 from typing import Any, Final
@@ -21,7 +22,7 @@ import orjson
 
 from gristmill.ledger import AttemptState
 from gristmill.records import Dialect
-from tests.gateway.load.admin import Admin, Minted, PATIENCE_s, Refused
+from tests.gateway.load.admin import HOPS, Admin, Minted, PATIENCE_s, Refused
 from tests.gateway.load.conversation import PATHS, aside, conversation
 from tests.gateway.load.journal import AttemptJournal, Fate, Journal, Sent
 from tests.gateway.load.replies import read_reply
@@ -197,7 +198,7 @@ class Harness:
         try:
             async with (
                 asyncio.timeout(given_up.after_s) as limit,
-                self._session.post(self._url, data=orjson.dumps(body), headers=headers) as response,
+                self._answered(sent, orjson.dumps(body), headers) as response,
             ):
                 sent.status = response.status
                 sent.call_id = response.headers.get("x-gristmill-call-id")
@@ -216,6 +217,19 @@ class Harness:
         except (aiohttp.ClientError, ConnectionError) as error:
             sent.fate, sent.problem = Fate.BROKEN, repr(error)
         self._judge(sent, bytes(raw), whole=whole, streamed=streamed)
+
+    @asynccontextmanager
+    async def _answered(self, sent: Sent, data: bytes, headers: Mapping[str, str]) -> AsyncGenerator[Any]:
+        """Send a request, and send it on where a gateway says so; the key goes with it."""
+        url = self._admin.fleet.through(self._url, self._draw)
+        for _ in range(HOPS):
+            async with self._session.post(url, data=data, headers=headers, allow_redirects=False) as response:
+                if response.status != 307:
+                    yield response
+                    return
+                url = response.headers["location"]
+                sent.sent_on += 1
+        raise aiohttp.ClientConnectionError(f"sent on {HOPS} times")
 
     def _judge(self, sent: Sent, raw: bytes, *, whole: bool, streamed: bool) -> None:
         if sent.status == 200:

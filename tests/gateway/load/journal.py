@@ -41,6 +41,7 @@ class Sent(msgspec.Struct, kw_only=True):
         fate: None as long as it is on its way.
         call_id: what the gateway called it; None where no head came.
         replayed: the answer came from the record.
+        sent_on: how often a gateway named another one.
         reply: the reply as far as it came.
         problem: what went wrong.
     """
@@ -56,6 +57,7 @@ class Sent(msgspec.Struct, kw_only=True):
     status: int = 0
     call_id: str | None = None
     replayed: bool = False
+    sent_on: int = 0
     reply: SaidReply = SaidReply()
     problem: str = ""
 

@@ -1,7 +1,7 @@
-"""The two processes of a load run: the engine, and the gateway that is killed and started again.
+"""The processes of a load run: the engine, and the gateways that are killed and started again.
 
-Invariant: every process that was started here has ended when its context has. The gateway keeps its port and its ledger
-from one start to the next, and nothing else.
+Invariant: every process that was started here has ended when its context has. A gateway keeps its port and its ledger
+from one start to the next, and nothing else; several have one ledger and one administrator's key.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from typing import Any, Final
 
 import orjson
 
+from gristmill.ledger import PostgresAddress
 from tests.gateway.load.script import script
 
-__all__ = ["GatewayProcess", "engine"]
+__all__ = ["Fleet", "GatewayProcess", "engine"]
 
 _COMMAND: Final = (sys.executable, "-c", "import sys; from gristmill.cli import main; sys.exit(main())")
 _FEW: Final = 8
 _MANY: Final = 4096
 _STARTS_s: Final = 60.0
 _STOPS_s: Final = 60.0
+_LEASE_s: Final = 3.0
 
 
 def _environment() -> dict[str, str]:
@@ -82,26 +84,29 @@ class GatewayProcess:
     """`gristmill serve`, as its users start it.
 
     Args:
-        folder: of the ledger and the log.
+        folder: of the ledger, the key and the log.
         upstream: address of the engine.
+        ledger: of several gateways; None: a file in the folder.
+        name: of the log.
 
     Attributes:
         url: where it listens while it runs.
-        ledger: its file.
+        ledger: where its calls go.
         up: set while it is known to listen.
         killed_at: when it was killed, in unix seconds.
         down_s: how long it did not listen, all in all.
         peak_rss_bytes: the most that one of its processes had in memory.
     """
 
-    def __init__(self, folder: Path, upstream: str) -> None:
+    def __init__(self, folder: Path, upstream: str, ledger: str | None = None, name: str = "gateway") -> None:
         self._port: Final = _steady_port()
         self._starts = 0
         self._upstream: Final = upstream
         self._running: Process | None = None
         self._down_at = 0.0
-        self.log: Final = folder / "gateway.log"
-        self.ledger: Final = folder / "load.gristmill"
+        self.log: Final = folder / f"{name}.log"
+        self.ledger: Final = folder / "load.gristmill" if ledger is None else PostgresAddress(ledger)
+        self._key: Final = folder / "load.admin-key"
         self.url: Final = f"http://127.0.0.1:{self._port}"
         self.up: Final = asyncio.Event()
         self.killed_at: list[float] = []
@@ -111,7 +116,7 @@ class GatewayProcess:
     @property
     def admin_key(self) -> str:
         """The administrator's key, which stays the same."""
-        return self.ledger.with_name(self.ledger.name + ".admin-key").read_text().strip()
+        return self._key.read_text().strip()
 
     async def launch(self) -> None:
         """Start the process; it need not listen yet."""
@@ -119,6 +124,7 @@ class GatewayProcess:
         remembers = str(_MANY if self._starts % 2 else _FEW)
         self._starts += 1
         settings = ("--upstream", self._upstream, "--ledger", str(self.ledger), "--port", str(self._port))
+        settings += ("--admin-key-file", str(self._key), "--lease-s", str(_LEASE_s))
         with self.log.open("ab") as log:
             self._running = await asyncio.create_subprocess_exec(
                 *_COMMAND,
@@ -194,6 +200,52 @@ class GatewayProcess:
             except orjson.JSONDecodeError:
                 # A line that a kill cut off, or one that is none of the gateway's own.
                 yield {"level": "unknown", "event": line.decode(errors="replace")}
+
+
+class Fleet:
+    """The gateways of one ledger.
+
+    Args:
+        folder, upstream, ledger: as `GatewayProcess`.
+        size: how many.
+
+    Attributes:
+        gateways: all of them.
+    """
+
+    def __init__(self, folder: Path, upstream: str, ledger: str | None, size: int) -> None:
+        names = ["gateway"] if size == 1 else [f"gateway-{n}" for n in range(size)]
+        self.gateways: Final = [GatewayProcess(folder, upstream, ledger, name) for name in names]
+
+    @property
+    def admin_key(self) -> str:
+        """The administrator's key, which all of them have."""
+        return self.gateways[0].admin_key
+
+    def any_url(self, draw: random.Random) -> str:
+        """Return where one of them listens, or will again."""
+        return draw.choice(self.gateways).url
+
+    def through(self, url: str, draw: random.Random) -> str:
+        """Send a request to any of several, whichever it was meant for."""
+        if len(self.gateways) == 1:
+            return url
+        return self.any_url(draw) + "/" + url.split("/", 3)[3]
+
+    async def start(self) -> None:
+        """Start all of them, and wait until they listen."""
+        for gateway in self.gateways:
+            await gateway.launch()
+            await gateway.listens()
+
+    async def stop(self) -> list[int]:
+        """Let them end in good order and return their statuses."""
+        return [await gateway.stop() for gateway in self.gateways]
+
+    async def ended(self) -> None:
+        """See to it that no process is left."""
+        for gateway in self.gateways:
+            await gateway.ended()
 
 
 def _steady_port() -> int:

@@ -18,6 +18,7 @@ from tests.gateway.load.engine import EngineSaw, read_log
 from tests.gateway.load.journal import AttemptJournal, Fate, Sent
 from tests.gateway.load.run import Outcome, Plan, run
 from tests.gateway.load.verify import calls_by_attempt, calls_by_id
+from tests.ledger.server import wanted_server
 
 pytestmark = pytest.mark.e2e
 
@@ -65,6 +66,19 @@ class Evidence(msgspec.Struct):
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     folder = tmp_path_factory.mktemp("load")
     return asyncio.run(run(Plan(rollouts=24, calls=6, at_once=24, kills=2, seed=7), folder)), folder
+
+
+def test_nothing_is_lost_or_astray_where_two_gateways_have_one_ledger(tmp_path: Path) -> None:
+    # Harnesses ask either; what one has the other must send on, and take over when that one is killed.
+    plan = Plan(
+        rollouts=20, calls=5, at_once=20, kills=2, seed=11, gateways=2, ledger=wanted_server().url("two_gateways")
+    )
+    outcome = asyncio.run(run(plan, tmp_path))
+    assert outcome.violations == []
+    assert outcome.kills == 2
+    assert outcome.acknowledged >= 20 * 5
+    assert outcome.verified.acknowledged >= outcome.acknowledged
+    assert outcome.sent_on > 0
 
 
 def _plain_end(attempt: AttemptJournal) -> bool:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from gristmill.errors import Code
-from gristmill.ledger import AttemptKey, SqliteReader
+from gristmill.ledger import AttemptKey, LedgerAddress, LedgerReader, open_reader
 from gristmill.pipeline import run_rollout
 from gristmill.records import Capture, Result
 from gristmill.selection import Rejected, resolve_selection_policy
@@ -60,11 +59,11 @@ class Verified(msgspec.Struct, kw_only=True):
     violations: list[str] = []
 
 
-def verify(ledger: Path, journal: Journal, saw: Sequence[EngineSaw], *, sample: int, seed: int) -> Verified:
+def verify(ledger: LedgerAddress, journal: Journal, saw: Sequence[EngineSaw], *, sample: int, seed: int) -> Verified:
     """Check a whole run.
 
     Args:
-        ledger: its file; no gateway is running.
+        ledger: where it is; no gateway is running.
         journal: what the harnesses noted.
         saw: what the engine noted.
         sample: finished attempts whose selection is checked.
@@ -76,7 +75,7 @@ def verify(ledger: Path, journal: Journal, saw: Sequence[EngineSaw], *, sample: 
     seen: set[AttemptKey] = set()
     finished = [key for key, attempt in journal.attempts.items() if attempt.result is not None]
     sampled = set(random.Random(f"{seed}/sample").sample(sorted(finished), min(sample, len(finished))))
-    with SqliteReader(ledger) as reader:
+    with open_reader(ledger) as reader:
         for key in reader.attempts():
             seen.add(key)
             attempt = journal.attempts.get(key)
@@ -117,7 +116,7 @@ def _name(key: AttemptKey) -> str:
     return f"{key.rollout_id}/{key.attempt}"
 
 
-def _check_orphan(reader: SqliteReader, key: AttemptKey, journal: Journal, found: Verified) -> None:
+def _check_orphan(reader: LedgerReader, key: AttemptKey, journal: Journal, found: Verified) -> None:
     if key not in journal.orphans:
         found.violations.append(f"{_name(key)}: nobody opened it")
     capture, _ = reader.read(key, tokens=False)
@@ -126,7 +125,7 @@ def _check_orphan(reader: SqliteReader, key: AttemptKey, journal: Journal, found
 
 
 def _check_attempt(
-    reader: SqliteReader,
+    reader: LedgerReader,
     attempt: AttemptJournal,
     by_call: Mapping[str, EngineSaw],
     calls: set[str],
