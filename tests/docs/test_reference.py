@@ -184,10 +184,15 @@ def test_every_json_key_is_documented(
             (["drift", captures, "--captured", "--all"], "document-of-drift"),
             (["export", captures, "--to", "parquet", "--out", tmp_path / f"parquet{number}"], "document-of-export"),
             (["export", captures, "--to", "messages", "--out", tmp_path / f"chat{number}"], "document-of-export"),
+            (
+                ["export", captures, "--advantage", "group_mean", "--out", tmp_path / f"advantage{number}"],
+                "document-of-export",
+            ),
             (["import", captures, "--into", tmp_path / f"{number}.gristmill"], "document-of-import"),
             (["rows", captures], "document-of-rows"),
             (["rows", captures, "--out", folder], "document-of-rows-with-a-folder"),
             (["verify", captures, folder], "document-of-verify"),
+            (["groups", captures], "document-of-groups"),
         ):
             told = _json_of(capsys, *arguments)
             missing.update(_undocumented(told, _kind(told, section)))
