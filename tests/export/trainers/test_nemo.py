@@ -126,7 +126,7 @@ def test_credits_are_advantages_or_losses() -> None:
     losses = Counter[str]()
     rewarded = TokenCredit(call_id="c0", start=start, end=end + 1, reward=2.0)
     fields(NEMO_RL, Source([msgspec.structs.replace(row, credits=(rewarded,))]), losses)
-    assert losses["credits"] == 1
+    assert losses["credit_rewards"] == 1
 
 
 class BatchedDataDict(UserDict[str, Any]):

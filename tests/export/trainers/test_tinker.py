@@ -43,7 +43,7 @@ def test_credits_stand_before_the_rollouts_advantage() -> None:
     losses = Counter[str]()
     [sample] = TINKER.samples(source, losses)
     assert list(sample.fields["loss_fn_inputs"]["advantages"]) == [0, 0, -2, -2, 0.5, 0, 0, 0, 0.5, 0.5, 0.5]
-    assert losses["credits"] == 1
+    assert losses["credit_rewards"] == 1
 
 
 @pytest.mark.parametrize(("end", "code"), [(12, None), (11, Code.ADVANTAGE_REQUIRED)])

@@ -16,16 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from gristmill.errors import Code, ReconstructionError
-from gristmill.export.trainers.layout import (
-    ADVANTAGE_DROPPED,
-    CREDITS_DROPPED,
-    EXTRAS_DROPPED,
-    SPANS_DROPPED,
-    WEIGHT_DROPPED,
-    joined,
-    refuse_media,
-    reward_of,
-)
+from gristmill.export.trainers.layout import joined, refuse_media, reward_of
+from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import fields_of, trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
 from gristmill.reconstruction import Row, SpanRole
@@ -36,14 +28,11 @@ __all__ = ["AREAL", "NO_VERSION", "trajectories"]
 NO_VERSION: Final = -1
 """What stands in `versions` where nothing was sampled, and where no version was recorded."""
 
-_LOSSES: Final = {
-    "spans": SPANS_DROPPED,
-    "loss_weight": WEIGHT_DROPPED,
-    "extras": EXTRAS_DROPPED,
-    "credits": CREDITS_DROPPED,
-    "advantage": ADVANTAGE_DROPPED,
-    "versions": "Rows with trained tokens whose weight version was not recorded: -1, so that they have no staleness.",
-}
+_DROPPED: Final = ("spans", "loss_weight", "extras", "credits", "advantage")
+_LOSSES: Final = statements(
+    *_DROPPED,
+    versions="Rows with trained tokens whose weight version was not recorded: -1, so that they have no staleness.",
+)
 _version: Final = re.compile(r"(?!-)[^0-9]*([0-9]{1,10})", re.ASCII)
 
 
@@ -53,11 +42,7 @@ def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
         refuse_media(row, "areal")
         versions = _versions(row)
         made.append(Sample((row.row_id,), _fields(row, versions)))
-        losses["spans"] += 1
-        losses["loss_weight"] += row.row_count > 1
-        losses["extras"] += len(row.extras.arrays)
-        losses["credits"] += len(row.credits)
-        losses["advantage"] += row.advantage is not None
+        losses.update(dropped(row, _DROPPED))
         losses["versions"] += bool(((versions == NO_VERSION) & (row.loss_mask == 1)).any())
     return made
 

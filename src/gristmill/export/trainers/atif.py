@@ -23,7 +23,8 @@ from gristmill.errors import ReconstructionError
 from gristmill.export.exchange_turns import ChatExchange, chat_exchange
 from gristmill.export.row_json import exactly_written
 from gristmill.export.trainers.atif_text import StepWriter
-from gristmill.export.trainers.layout import EXTRAS_DROPPED, by_rollout, refuse_media
+from gristmill.export.trainers.layout import by_rollout, refuse_media
+from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
 from gristmill.reconstruction import Row, Span, SpanRole
@@ -34,13 +35,13 @@ __all__ = ["ATIF", "trajectories"]
 _VERSION: Final = "ATIF-v1.8"
 _OWN: Final = "gristmill"
 _SCHEMA: Final = 1
-_LOSSES: Final = {
-    "certificates": "Calls without their certificates: how each context relates to the call that it continues.",
-    "extras": EXTRAS_DROPPED,
-    "texts": "Calls without text: their request and reply were not kept, or are no chat messages.",
-    "texts_changed": "Messages whose parts are joined, or that lost fields of their own kind; ids are not touched.",
-    "request_settings": "Calls without their tool choice, response format and stop strings.",
-}
+_LOSSES: Final = statements(
+    "extras",
+    certificates="Calls without their certificates: how each context relates to the call that it continues.",
+    texts="Calls without text: their request and reply were not kept, or are no chat messages.",
+    texts_changed="Messages whose parts are joined, or that lost fields of their own kind; ids are not touched.",
+    request_settings="Calls without their tool choice, response format and stop strings.",
+)
 
 
 class _Call(msgspec.Struct, frozen=True, eq=False):
@@ -58,7 +59,7 @@ class _Call(msgspec.Struct, frozen=True, eq=False):
 def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
     for row in source.rows:
         refuse_media(row, "atif")
-        losses["extras"] += len(row.extras.arrays)
+        losses.update(dropped(row, ("extras",)))
         losses["certificates"] += sum(span.certificate is not None for span in row.spans)
     document = _Document(source, losses).write()
     return (Sample(tuple(row.row_id for row in source.rows), document),)

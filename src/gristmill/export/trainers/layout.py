@@ -9,7 +9,6 @@ Not here: any trainer's field names.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple
@@ -23,19 +22,10 @@ from gristmill.reconstruction import Row, SpanRole
 from gristmill.records import Float32Array, Int32Array, UInt8Array
 
 __all__ = [
-    "ADVANTAGE_DROPPED",
-    "ADVANTAGE_LOSSES",
-    "CREDITS_DROPPED",
-    "CREDITS_WITHOUT_ADVANTAGE",
-    "EXTRAS_DROPPED",
-    "REWARD_DROPPED",
     "ROUTED_EXPERTS",
-    "SPANS_DROPPED",
-    "WEIGHT_DROPPED",
     "PromptResponse",
     "Turn",
     "Versions",
-    "advantage_losses",
     "advantage_of",
     "advantages_of",
     "by_rollout",
@@ -46,6 +36,7 @@ __all__ = [
     "padded",
     "prompt_response",
     "refuse_media",
+    "refuse_without_prompt",
     "reward_of",
     "rewards_of",
     "rollout_number",
@@ -56,21 +47,6 @@ __all__ = [
 
 ROUTED_EXPERTS: Final = "routed_experts"
 """The extra array that holds the experts of each token, [tokens, layers, experts of a token]."""
-
-SPANS_DROPPED: Final = "Rows without their spans: which call sampled which tokens, and the certificates."
-WEIGHT_DROPPED: Final = "Rows of rollouts of several rows, without loss_weight: each may count as one rollout."
-EXTRAS_DROPPED: Final = "Extra arrays, such as routed experts, that the format has no place for."
-CREDITS_DROPPED: Final = "Credits of calls and spans, which the format has no place for: the rollout's reward stands."
-CREDITS_WITHOUT_ADVANTAGE: Final = "Credits of calls and spans without an advantage: that of the rollout stands."
-REWARD_DROPPED: Final = "Rows without the reward of their rollout: the advantages stand for it."
-ADVANTAGE_DROPPED: Final = "Rows without the advantage of their rollout: the trainer makes its own of the rewards."
-ADVANTAGE_LOSSES: Final = {
-    "spans": SPANS_DROPPED,
-    "extras": EXTRAS_DROPPED,
-    "reward": REWARD_DROPPED,
-    "credits": CREDITS_WITHOUT_ADVANTAGE,
-}
-"""What formats drop that hold tokens with an advantage each (`advantage_losses`)."""
 
 _number: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
@@ -249,16 +225,6 @@ def advantages_of(row: Row) -> Float32Array:
     return advantages
 
 
-def advantage_losses(row: Row) -> Counter[str]:
-    """Count what a format drops of a row that holds its tokens with an advantage each."""
-    return Counter(
-        spans=1,
-        extras=len(row.extras.arrays),
-        reward=row.reward is not None,
-        credits=sum(credit.advantage is None for credit in row.credits),
-    )
-
-
 def routed_experts_of(row: Row) -> Int32Array | None:
     """Return the experts that each token but the last was routed to, as engines give them.
 
@@ -278,6 +244,19 @@ def routed_experts_of(row: Row) -> Int32Array | None:
     if not arrays or end not in {wanted, wanted + 1}:
         return None
     return np.concatenate([array.values for array in arrays])[:wanted].astype(np.int32)
+
+
+def refuse_without_prompt(row: Row, name: str) -> None:
+    """Refuse a row whose first token is trained, in a format that is shifted by one: no position predicts it.
+
+    Raises:
+        ReconstructionError: `not_expressible`.
+    """
+    if row.loss_mask[0]:
+        message = (
+            f"expected a prompt before the first trained token of row {row.row_id}, got none: {name} shifts by one"
+        )
+        raise ReconstructionError(Code.NOT_EXPRESSIBLE, message, where=f"row={row.row_id}")
 
 
 def refuse_media(row: Row, name: str) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
-from gristmill.export.trainers.layout import WEIGHT_DROPPED
+from gristmill.export.trainers.losses import statements
 from gristmill.export.trainers.objects import trainer_module
 from gristmill.export.trainers.projection import Projection
-from gristmill.export.trainers.slime import LOSSES, made_of, restore_sample, sample_rows
+from gristmill.export.trainers.slime import DROPPED, LOSSES, made_of, restore_sample, sample_rows
 from gristmill.reconstruction import Row
 
 __all__ = ["MILES", "samples"]
@@ -23,8 +23,8 @@ MILES: Final = Projection(
     name="miles",
     title="miles: one Sample a row.",
     made_for="miles-rl 0.0.2",
-    losses={**LOSSES, "loss_weight": WEIGHT_DROPPED},
-    samples=partial(sample_rows, "miles", False),
+    losses=LOSSES | statements("loss_weight"),
+    samples=partial(sample_rows, "miles", (*DROPPED, "loss_weight")),
     restore=restore_sample,
 )
 

@@ -16,16 +16,12 @@ import numpy as np
 
 from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
-    ADVANTAGE_DROPPED,
-    CREDITS_DROPPED,
-    EXTRAS_DROPPED,
-    SPANS_DROPPED,
-    WEIGHT_DROPPED,
     one_reward,
     refuse_media,
+    refuse_without_prompt,
     reward_of,
 )
-from gristmill.export.trainers.nemo_rl import refuse_without_prompt
+from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import fields_of, trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
 from gristmill.reconstruction import Row, SpanRole
@@ -35,21 +31,13 @@ __all__ = ["NEMO_GYM", "NEMO_GYM_TRACES", "responses", "training_traces"]
 
 _TEXT: Final = "Calls whose items have no text, because rows alone hold none: what scores text finds it empty."
 _PARTS: Final = "Parts of replies that Gym's items with tokens have no form for: calls of built-in tools, media."
-_ITEM_LOSSES: Final = {
-    "spans": SPANS_DROPPED,
-    "loss_weight": WEIGHT_DROPPED,
-    "extras": EXTRAS_DROPPED,
-    "credits": CREDITS_DROPPED,
-    "advantage": ADVANTAGE_DROPPED,
-    "text": _TEXT,
-    "parts": _PARTS,
-}
-_TRACE_LOSSES: Final = {
-    "spans": "Traces without weight versions, settings and certificates: only which call sampled which tokens stays.",
-    "extras": EXTRAS_DROPPED,
-    "credits": CREDITS_DROPPED,
-    "advantage": ADVANTAGE_DROPPED,
-}
+_ITEMS_DROP: Final = ("spans", "loss_weight", "extras", "credits", "advantage")
+_ITEM_LOSSES: Final = statements(*_ITEMS_DROP, text=_TEXT, parts=_PARTS)
+_TRACES_DROP: Final = ("spans", "extras", "credits", "advantage")
+_TRACE_LOSSES: Final = statements(
+    *_TRACES_DROP,
+    spans="Traces without weight versions, settings and certificates: only which call sampled which tokens stays.",
+)
 _TRACES_SCHEMA: Final = 1
 
 
@@ -86,11 +74,7 @@ def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
     made: list[Sample] = []
     for row in source.rows:
         made.append(Sample((row.row_id,), _record(row, records, losses)))
-        losses["spans"] += 1
-        losses["loss_weight"] += row.row_count > 1
-        losses["extras"] += len(row.extras.arrays)
-        losses["credits"] += len(row.credits)
-        losses["advantage"] += row.advantage is not None
+        losses.update(dropped(row, _ITEMS_DROP))
     return made
 
 
@@ -227,10 +211,8 @@ def _trace_samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
             "traces": [_trace(row) for row in rows],
         },
     }
-    losses["spans"] += len(rows)
-    losses["extras"] += sum(len(row.extras.arrays) for row in rows)
-    losses["credits"] += sum(len(row.credits) for row in rows)
-    losses["advantage"] += sum(row.advantage is not None for row in rows)
+    for row in rows:
+        losses.update(dropped(row, _TRACES_DROP))
     return (Sample(tuple(row.row_id for row in rows), record),)
 
 

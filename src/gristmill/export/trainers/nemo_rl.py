@@ -17,33 +17,25 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
-    CREDITS_WITHOUT_ADVANTAGE,
-    EXTRAS_DROPPED,
-    SPANS_DROPPED,
-    WEIGHT_DROPPED,
     advantages_of,
     by_rollout,
     padded,
     refuse_media,
+    refuse_without_prompt,
     reward_of,
     turns_of,
 )
+from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import fields_of, trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
 from gristmill.reconstruction import Row
 from gristmill.records import Float32Array
 
-__all__ = ["NEMO_RL", "message_logs", "refuse_without_prompt", "train_arrays", "train_batch"]
+__all__ = ["NEMO_RL", "message_logs", "train_arrays", "train_batch"]
 
-_LOSSES: Final = {
-    "spans": SPANS_DROPPED,
-    "loss_weight": WEIGHT_DROPPED,
-    "extras": EXTRAS_DROPPED,
-    "credits": CREDITS_WITHOUT_ADVANTAGE,
-    "text": "Messages without their text: only tokens are trained.",
-}
+_DROPPED: Final = ("spans", "loss_weight", "extras", "credit_rewards")
+_LOSSES: Final = statements(*_DROPPED, text="Messages without their text: only tokens are trained.")
 _INSTALL: Final = "NeMo RL is installed from its repository, NVIDIA-NeMo/RL: what PyPI has under its name is empty"
 
 
@@ -51,25 +43,9 @@ def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
     made: list[Sample] = []
     for row in source.rows:
         made.append(Sample((row.row_id,), _fields(row)))
-        losses["spans"] += 1
+        losses.update(dropped(row, _DROPPED))
         losses["text"] += 1
-        losses["loss_weight"] += row.row_count > 1
-        losses["extras"] += len(row.extras.arrays)
-        losses["credits"] += sum(credit.advantage is None for credit in row.credits)
     return made
-
-
-def refuse_without_prompt(row: Row, name: str) -> None:
-    """Refuse a row whose first token is trained: nothing predicts it, and NeMo shifts by one.
-
-    Raises:
-        ReconstructionError: `not_expressible`.
-    """
-    if row.loss_mask[0]:
-        message = (
-            f"expected a prompt before the first trained token of row {row.row_id}, got none: {name} shifts by one"
-        )
-        raise ReconstructionError(Code.NOT_EXPRESSIBLE, message, where=f"row={row.row_id}")
 
 
 def _fields(row: Row) -> dict[str, Any]:

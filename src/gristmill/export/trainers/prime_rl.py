@@ -18,14 +18,8 @@ import msgspec
 import numpy as np
 
 from gristmill.errors import Code, ConfigError, ReconstructionError
-from gristmill.export.trainers.layout import (
-    ADVANTAGE_LOSSES,
-    advantage_losses,
-    advantages_of,
-    by_rollout,
-    joined,
-    refuse_media,
-)
+from gristmill.export.trainers.layout import advantages_of, by_rollout, joined, refuse_media
+from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
 from gristmill.reconstruction import Row, Span, SpanRole
@@ -53,12 +47,14 @@ FIELDS: Final = (
 ENV_NAME: Final = "gristmill"
 """The environment that samples name, which prime-rl groups its metrics by, where no other is given."""
 
+_DROPPED: Final = ("spans", "extras", "reward", "credit_rewards")
+
 
 def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
     made: list[Sample] = []
     for row in source.rows:
         made.append(Sample((row.row_id,), _fields(row, ENV_NAME, None)))
-        losses.update(advantage_losses(row))
+        losses.update(dropped(row, _DROPPED))
     return made
 
 
@@ -107,7 +103,7 @@ PRIME_RL: Final = Projection(
     name="prime-rl",
     title="prime-rl: one TrainingSample a row, as the list that its wire format is.",
     made_for="prime-rl 0.9.0",
-    losses=ADVANTAGE_LOSSES,
+    losses=statements(*_DROPPED),
     samples=_samples,
     restore=_restore,
 )

@@ -15,11 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from gristmill.export.trainers.layout import (
-    ADVANTAGE_DROPPED,
-    EXTRAS_DROPPED,
     ROUTED_EXPERTS,
-    SPANS_DROPPED,
-    WEIGHT_DROPPED,
     by_rollout,
     group_of,
     joined,
@@ -30,6 +26,7 @@ from gristmill.export.trainers.layout import (
     rollout_number,
     routed_experts_of,
 )
+from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
 from gristmill.reconstruction import Row
@@ -37,28 +34,22 @@ from gristmill.records import Int32Array
 
 __all__ = ["SKYRL", "generator_output"]
 
-_LOSSES: Final = {
-    "spans": SPANS_DROPPED,
-    "extras": EXTRAS_DROPPED,
-    "credits": "Credits of calls and spans: a file has one reward a step; `generator_output` keeps rewards of calls.",
-    "advantage": ADVANTAGE_DROPPED,
-    "loss_weight": WEIGHT_DROPPED,
-    "group": "Rows of rollouts without a group: each is a group of one, by an instance_id of its own.",
-    "stop_reasons": "Rows whose finish reason is neither stop nor length: written as stop.",
-}
+_DROPPED: Final = ("spans", "extras", "credits", "advantage", "loss_weight")
+_LOSSES: Final = statements(
+    *_DROPPED,
+    credits="Credits of calls and spans: a file has one reward a step; `generator_output` keeps rewards of calls.",
+    group="Rows of rollouts without a group: each is a group of one, by an instance_id of its own.",
+    stop_reasons="Rows whose finish reason is neither stop nor length: written as stop.",
+)
 _INSTALL: Final = "pip install skyrl==0.4.0"
 _LISTS: Final = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs")
 
 
 def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
     fields = _fields(source.rows)
+    kept = (ROUTED_EXPERTS,) if fields["rollout_expert_indices"] else ()
     for row in source.rows:
-        experts = sum(array.name == ROUTED_EXPERTS for array in row.extras.arrays)
-        losses["spans"] += 1
-        losses["extras"] += len(row.extras.arrays) - (experts if fields["rollout_expert_indices"] else 0)
-        losses["credits"] += len(row.credits)
-        losses["advantage"] += row.advantage is not None
-        losses["loss_weight"] += row.row_count > 1
+        losses.update(dropped(row, _DROPPED, kept_extras=kept))
         losses["group"] += row.group_id is None
         losses["stop_reasons"] += row.finish_reason != "stop" and not row.truncated
     return (Sample(tuple(row.row_id for row in source.rows), fields),)

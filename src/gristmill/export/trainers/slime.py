@@ -19,10 +19,7 @@ import numpy as np
 
 from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
-    CREDITS_DROPPED,
-    EXTRAS_DROPPED,
     ROUTED_EXPERTS,
-    SPANS_DROPPED,
     joined,
     one_reward,
     prompt_response,
@@ -30,30 +27,37 @@ from gristmill.export.trainers.layout import (
     rollout_number,
     routed_experts_of,
 )
+from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import fields_of, trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
 from gristmill.reconstruction import Row, SpanRole
 
-__all__ = ["LOSSES", "METADATA", "SLIME", "advantages", "made_of", "restore_sample", "sample_rows", "samples"]
+__all__ = [
+    "DROPPED",
+    "LOSSES",
+    "METADATA",
+    "SLIME",
+    "advantages",
+    "made_of",
+    "restore_sample",
+    "sample_rows",
+    "samples",
+]
 
 METADATA: Final = "gristmill"
 """The key of a sample's metadata under which the row's ids, its advantage and its weight stand."""
 
-LOSSES: Final = {
-    "spans": SPANS_DROPPED,
-    "extras": EXTRAS_DROPPED,
-    "credits": CREDITS_DROPPED,
-    "text": "Samples without the text of prompt and response: only tokens are trained.",
-}
+DROPPED: Final = ("spans", "extras", "credits")
+LOSSES: Final = statements(*DROPPED, text="Samples without the text of prompt and response: only tokens are trained.")
 _INSTALL: Final = "install slime from its repository, THUDM/slime: the package of this name on PyPI is another one"
 
 
-def sample_rows(name: str, weighed: bool, source: Source, losses: Counter[str]) -> Sequence[Sample]:
+def sample_rows(name: str, names: Sequence[str], source: Source, losses: Counter[str]) -> Sequence[Sample]:
     """Make a sample of each row.
 
     Args:
         name: of the trainer, for refusals.
-        weighed: the trainer adds up samples of one `rollout_id`; else each counts alone, which is a loss.
+        names: of the losses that all formats know.
         source: the attempt.
         losses: counts up what was dropped.
 
@@ -65,13 +69,9 @@ def sample_rows(name: str, weighed: bool, source: Source, losses: Counter[str]) 
     for row in source.rows:
         refuse_media(row, name)
         fields = _fields(row, reward)
-        experts = sum(array.name == ROUTED_EXPERTS for array in row.extras.arrays)
-        losses["spans"] += 1
+        kept = (ROUTED_EXPERTS,) if "rollout_routed_experts" in fields else ()
+        losses.update(dropped(row, names, kept_extras=kept))
         losses["text"] += 1
-        losses["extras"] += len(row.extras.arrays) - (experts if "rollout_routed_experts" in fields else 0)
-        losses["credits"] += len(row.credits)
-        if not weighed:
-            losses["loss_weight"] += row.row_count > 1
         made.append(Sample((row.row_id,), fields))
     return made
 
@@ -123,7 +123,7 @@ SLIME: Final = Projection(
     title="slime: one Sample a row; the rows of a rollout share its rollout_id.",
     made_for="slime 0.4.0",
     losses=LOSSES,
-    samples=partial(sample_rows, "slime", True),
+    samples=partial(sample_rows, "slime", DROPPED),
     restore=restore_sample,
 )
 

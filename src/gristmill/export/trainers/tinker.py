@@ -14,35 +14,34 @@ from typing import Any, Final
 
 import numpy as np
 
-from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
-    ADVANTAGE_LOSSES,
-    advantage_losses,
     advantages_of,
     by_rollout,
     joined,
     refuse_media,
+    refuse_without_prompt,
 )
+from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
 from gristmill.reconstruction import Row
 
 __all__ = ["TINKER", "datums"]
 
+_DROPPED: Final = ("spans", "extras", "reward", "credit_rewards")
+
 
 def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
     made: list[Sample] = []
     for row in source.rows:
         made.append(Sample((row.row_id,), _fields(row)))
-        losses.update(advantage_losses(row))
+        losses.update(dropped(row, _DROPPED))
     return made
 
 
 def _fields(row: Row) -> dict[str, Any]:
     refuse_media(row, "tinker")
-    if row.loss_mask[0]:
-        message = f"expected a prompt before the first trained token of row {row.row_id}, got none: it has no predictor"
-        raise ReconstructionError(Code.NOT_EXPRESSIBLE, message, where=f"row={row.row_id}")
+    refuse_without_prompt(row, "tinker")
     return {
         "model_input": row.token_ids[:-1],
         "loss_fn_inputs": {
@@ -63,7 +62,7 @@ TINKER: Final = Projection(
     name="tinker",
     title="Tinker: one Datum a row, shifted by one, with an advantage for every token.",
     made_for="tinker 0.38.0",
-    losses=ADVANTAGE_LOSSES,
+    losses=statements(*_DROPPED),
     samples=_samples,
     restore=_restore,
 )

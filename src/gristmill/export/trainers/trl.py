@@ -1,7 +1,7 @@
 """TRL: what a `rollout_func` of GRPOTrainer returns, samples of AsyncGRPOTrainer, and token sequences for SFTTrainer.
 
-Invariant: `env_mask`, `completion_mask` and `labels` train exactly what the row trains. GRPOTrainer takes one completion
-a prompt: a rollout of several rows is none, and is refused where completions are handed over.
+Invariant: `env_mask`, `completion_mask` and `labels` train exactly what the row trains. GRPOTrainer takes one
+completion a prompt: a rollout of several rows is none, and is refused where completions are handed over.
 
 Not here: prompts, conversations and chat templates (the format `messages` has text), and TRL's batches.
 """
@@ -16,10 +16,6 @@ import numpy as np
 
 from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
-    ADVANTAGE_DROPPED,
-    CREDITS_DROPPED,
-    EXTRAS_DROPPED,
-    SPANS_DROPPED,
     advantage_of,
     by_rollout,
     group_of,
@@ -29,6 +25,7 @@ from gristmill.export.trainers.layout import (
     refuse_media,
     versions_of,
 )
+from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import fields_of, trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
 from gristmill.reconstruction import Row
@@ -38,23 +35,21 @@ __all__ = ["IGNORED", "TRL", "TRL_SFT", "given_reward", "rollout_output", "rollo
 IGNORED: Final = -100
 """The label of a token that is not trained."""
 
-_LOSSES: Final = {
-    "spans": SPANS_DROPPED,
-    "extras": EXTRAS_DROPPED,
-    "credits": CREDITS_DROPPED,
-    "advantage": ADVANTAGE_DROPPED,
-    "reward": "Rows of rollouts without a reward: TRL takes them for unscorable and gives them the advantage 0.",
-    "several_rows": "Rows of rollouts that make several: GRPOTrainer takes one completion a prompt, AsyncGRPO all.",
-}
-_SFT_LOSSES: Final = {
-    "spans": SPANS_DROPPED,
-    "extras": EXTRAS_DROPPED,
-    "logprobs": "Rows without their log-probabilities: supervised training reads none.",
-    "reward": "Rows without the reward of their rollout: every row is trained alike.",
-    "advantage": "Rows without the advantage of their rollout: every row is trained alike.",
-    "credits": "Credits of calls and spans: every token of a row is trained alike.",
-    "loss_weight": "Rows of rollouts that make several, without loss_weight: the loss is a mean over tokens.",
-}
+_DROPPED: Final = ("spans", "extras", "credits", "advantage")
+_LOSSES: Final = statements(
+    *_DROPPED,
+    reward="Rows of rollouts without a reward: TRL takes them for unscorable and gives them the advantage 0.",
+    several_rows="Rows of rollouts that make several: GRPOTrainer takes one completion a prompt, AsyncGRPO all.",
+)
+_SFT_DROPPED: Final = ("spans", "extras", "credits", "advantage", "reward", "loss_weight")
+_SFT_LOSSES: Final = statements(
+    *_SFT_DROPPED,
+    logprobs="Rows without their log-probabilities: supervised training reads none.",
+    reward="Rows without the reward of their rollout: every row is trained alike.",
+    advantage="Rows without the advantage of their rollout: every row is trained alike.",
+    credits="Credits of calls and spans: every token of a row is trained alike.",
+    loss_weight="Rows of rollouts that make several, without loss_weight: the loss is a mean over tokens.",
+)
 _MADE_FOR: Final = "trl 1.16.0"
 _INSTALL: Final = "pip install trl==1.16.0"
 _LISTS: Final = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
@@ -74,10 +69,7 @@ def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
             "group_id": row.group_id,
             "rollout_id": row.rollout_id,
         }
-        losses["spans"] += 1
-        losses["extras"] += len(row.extras.arrays)
-        losses["credits"] += len(row.credits)
-        losses["advantage"] += row.advantage is not None
+        losses.update(dropped(row, _DROPPED))
         losses["reward"] += row.reward is None
         losses["several_rows"] += row.row_count > 1
         made.append(Sample((row.row_id,), fields))
@@ -104,13 +96,8 @@ def _sft_samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
     for row in source.rows:
         refuse_media(row, "trl-sft")
         labels = np.where(row.loss_mask == 1, row.token_ids, np.int32(IGNORED))
-        losses["spans"] += 1
+        losses.update(dropped(row, _SFT_DROPPED))
         losses["logprobs"] += 1
-        losses["extras"] += len(row.extras.arrays)
-        losses["credits"] += len(row.credits)
-        losses["advantage"] += row.advantage is not None
-        losses["reward"] += row.reward is not None
-        losses["loss_weight"] += row.row_count > 1
         made.append(Sample((row.row_id,), {"input_ids": row.token_ids, "labels": labels}))
     return made
 

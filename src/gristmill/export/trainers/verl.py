@@ -18,9 +18,7 @@ import numpy.typing as npt
 
 from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
-    EXTRAS_DROPPED,
     ROUTED_EXPERTS,
-    SPANS_DROPPED,
     PromptResponse,
     advantages_of,
     by_rollout,
@@ -34,6 +32,7 @@ from gristmill.export.trainers.layout import (
     routed_experts_of,
     versions_of,
 )
+from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import fields_of, trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
 from gristmill.reconstruction import Row, SpanRole
@@ -44,15 +43,15 @@ __all__ = ["METADATA", "VERL", "agent_loop_outputs", "data_proto"]
 METADATA: Final = "gristmill"
 """The key of an output's extra fields under which the row's ids, its advantage and its weight stand."""
 
-_LOSSES: Final = {
-    "spans": SPANS_DROPPED,
-    "extras": EXTRAS_DROPPED,
-    "credits": "Credits of calls and spans: an AgentLoopOutput has one reward; `data_proto` keeps them.",
-    "reward": "Rows of rollouts without a reward: verl's own reward function scores them.",
-    "group": "Rows of rollouts without a group: uid makes each a group of one, whose advantage is its reward in verl.",
-    "loss_weight": "Rows of rollouts that make several: verl's loss counts tokens or rows; the weight is only carried.",
-    "turns": "Rows whose num_turns is counted from spans: messages between two calls count as one.",
-}
+_DROPPED: Final = ("spans", "extras", "credits", "loss_weight")
+_LOSSES: Final = statements(
+    *_DROPPED,
+    credits="Credits of calls and spans: an AgentLoopOutput has one reward; `data_proto` keeps them.",
+    reward="Rows of rollouts without a reward: verl's own reward function scores them.",
+    group="Rows of rollouts without a group: uid makes each a group of one, whose advantage is its reward in verl.",
+    loss_weight="Rows of rollouts that make several: verl's loss counts tokens or rows; the weight is only carried.",
+    turns="Rows whose num_turns is counted from spans: messages between two calls count as one.",
+)
 _INSTALL: Final = "pip install verl==0.9.1"
 
 
@@ -61,14 +60,10 @@ def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
     for row in source.rows:
         refuse_media(row, "verl")
         fields = _fields(row)
-        experts = sum(array.name == ROUTED_EXPERTS for array in row.extras.arrays)
-        losses["spans"] += 1
+        losses.update(dropped(row, _DROPPED, kept_extras=(ROUTED_EXPERTS,) if "routed_experts" in fields else ()))
         losses["turns"] += 1
-        losses["extras"] += len(row.extras.arrays) - (experts if "routed_experts" in fields else 0)
-        losses["credits"] += len(row.credits)
         losses["reward"] += row.reward is None
         losses["group"] += row.group_id is None
-        losses["loss_weight"] += row.row_count > 1
         made.append(Sample((row.row_id,), fields))
     return made
 
