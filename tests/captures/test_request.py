@@ -67,6 +67,14 @@ def test_what_is_no_medium() -> None:
     assert media_digests(None) == ()
 
 
+# A request that no engine would take must not end the reading of a whole file.
+@pytest.mark.parametrize("kind", [[], {}, 1, None, True])
+def test_types_that_are_no_words(kind: Any) -> None:
+    parts = [{"type": kind}, {"type": "image", "source": {"type": kind, "url": "u"}}]
+    assert len(media_digests({"messages": [{"role": "user", "content": parts}]})) == 1
+    assert media_digests({"messages": [{"role": kind, "type": kind, "content": [{"type": kind}]}]}) == ()
+
+
 # Captures without request bodies name their media by digest alone.
 def test_short_form_of_media() -> None:
     assert media_digests({"images": ["sha:aa", 1]}) == ("sha:aa",)

@@ -15,6 +15,7 @@ from typing import Final, cast
 from gristmill.canonical import JsonValue, loads
 from gristmill.captures.headers import Session, session_of
 from gristmill.errors import DecodeError, SelectionError
+from gristmill.item_fields import word_of
 from gristmill.lineage import NO_TOOLS, Forest, Turn, conversation
 from gristmill.records import UNLABELLED, CallRecord, Exchange, Purpose, PurposeLabel
 
@@ -317,8 +318,9 @@ def _first_texts(request: Mapping[str, JsonValue]) -> Iterator[str]:
         return
     for value in cast("list[JsonValue]", messages) if isinstance(messages, list) else ():
         message = _body(value)
-        if message.get("role") != "user":
-            if message.get("role") in {"system", "developer"}:
+        role = word_of(message.get("role"))
+        if role != "user":
+            if role in {"system", "developer"}:
                 continue
             return
         content = message.get("content")

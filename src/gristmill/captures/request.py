@@ -17,6 +17,7 @@ from typing import cast
 from gristmill.canonical import JsonValue
 from gristmill.captures.fields import JsonObject, number
 from gristmill.captures.reply import encodable
+from gristmill.item_fields import word_of
 from gristmill.records import Sampling
 
 __all__ = ["asks_for_echo", "media_digests", "model_asked_for", "sampling_of"]
@@ -97,14 +98,14 @@ def _media(conversation: JsonValue) -> Iterator[str]:
 
 def _medium(part: JsonObject) -> str | None:
     """Return the data or the address of a media part in any dialect, None for any other part."""
-    kind = part.get("type")
+    kind = word_of(part.get("type"))
     if kind in {"image", "document"}:  # Anthropic
         source = _object(part.get("source"))
-        if source.get("type") in {"text", "content"}:
+        if word_of(source.get("type")) in {"text", "content"}:
             return None
         return _first_text(source, "data", "url", "file_id")
     if kind in {"image_url", "video_url", "audio_url"}:  # Chat
-        inner = part.get(cast(str, kind))
+        inner = part.get(kind)
         return inner if isinstance(inner, str) else _first_text(_object(inner), "url")
     if kind in {"input_image", "input_video"}:  # Responses
         return _first_text(part, "image_url", "video_url", "file_id")
