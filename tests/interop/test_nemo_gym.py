@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gristmill.captures import CapturedRollout, read_lines, write_lines
 from gristmill.errors import Code, DecodeError
@@ -22,6 +24,13 @@ from gristmill.tokens import expand
 
 FOLDER = Path(__file__).with_name("nemo_gym_files")
 Json = dict[str, Any]
+
+JSON_WORDS = st.sampled_from(["", "x", "\ud800", "c1", "root"])
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | JSON_WORDS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(JSON_WORDS, inner, max_size=2),
+    max_leaves=4,
+)
 
 
 def read(path: Path, **settings: bool) -> tuple[dict[str, CapturedRollout], Report]:
@@ -302,6 +311,61 @@ def test_a_folder_may_hold_other_things(tmp_path: Path) -> None:
     ]
 
 
+def test_a_mark_without_a_name_is_a_hole(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "7-1.tokens.jsonl", tmp_path)
+    (tmp_path / "7-1.tokens.incomplete").write_text("")
+    [rollout] = read(tmp_path)[0].values()
+    assert [call.model_call_id for call in rollout.capture.lost] == ["unnamed"]
+
+
+def test_what_has_no_place_is_counted(tmp_path: Path) -> None:
+    first, *_ = lines("7-0.tokens.jsonl")
+    write(tmp_path / "7-0.tokens.jsonl", {**first, "routed_experts": [[[1]]]})
+    _, root, _ = lines("staged.jsonl")
+    write(tmp_path / "staged.jsonl", {**root, "extras": {"a": 1}})
+    finder = {"model_call_id": "e1", "fingerprint": "ab", "context_len": 1, "context_digest": "cd"}
+    write(tmp_path / "7-2.lineage.jsonl", finder)
+    rollouts, report = read(tmp_path)
+    assert dict(report.losses) == {"routed_experts": 1, "extras": 1, "fingerprints": 2, "items": 1}
+    assert [len(rollout.capture.records) for rollout in rollouts.values()] == [1, 1]
+
+
+def test_fingerprints_of_items_are_no_items(tmp_path: Path) -> None:
+    """Compared with ours they would match nothing, and the refusal would blame the history."""
+    first, _ = lines("7-2.lineage.jsonl")
+    evidence = {**first, "output_items": [{"id": "m", "fingerprint": "ab" * 32}], "response_status": "completed"}
+    rollouts, report = read(write(tmp_path / "7-2.lineage.jsonl", evidence))
+    [record] = rollouts["7-2"].capture.records
+    assert (record.output_items, record.response_status, report.losses["items"]) == ((), "completed", 1)
+
+
+def test_a_reason_of_the_capture_for_masking(tmp_path: Path) -> None:
+    result = {
+        **lines("rollouts.jsonl")[2],
+        "instance_config": {"mask_sample": True},
+        "_ng_token_capture": {"error": "x"},
+    }
+    [rollout] = read(write(tmp_path / "r.jsonl", result))[0].values()
+    assert rollout.result is not None
+    assert rollout.result.failure is not None
+    assert rollout.result.failure.reason == "NeMo Gym masked it: x"
+
+
+def test_envelopes_of_every_kind_lose_their_token_arrays(tmp_path: Path) -> None:
+    item = _item("a", [2], [1])
+    result = {"_ng_rollout_id": "r", "responses": [{"output": [[item], item, "x"]}, {"output": None}, "y"], "reward": 1}
+    [rollout] = read(write(tmp_path / "r.jsonl", result))[0].values()
+    assert rollout.result is not None
+    assert rollout.result.value["responses"] == [{"output": [[_item("a")], _item("a"), "x"]}, {"output": None}, "y"]
+
+
+def test_an_item_that_nobody_can_read_stays_with_its_call(tmp_path: Path) -> None:
+    output = [{"type": "web_search_call", "id": "w"}, _item("a", [2], [1])]
+    path = write(tmp_path / "r.jsonl", {"_ng_rollout_id": "r", "response": {"output": output}, "reward": 1})
+    [rollout] = read(path)[0].values()
+    assert [item.kind for item in rollout.capture.records[0].output_items] == ["unsupported", "text"]
+
+
 # ---- Broken files ----------------------------------------------------------------------------------------------------
 
 
@@ -462,6 +526,31 @@ def test_the_same_record_once_more_is_passed_over(tmp_path: Path) -> None:
     rollouts, report = read(write(tmp_path / "7-0.tokens.jsonl", first, other))
     assert [len(rollout.capture.records) for rollout in rollouts.values()] == [2]
     assert [note.message for note in report.notes] == ["this call id occurs more than once"]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.iterdir() if path.suffix in {".json", ".jsonl"}))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(choose=st.randoms(use_true_random=False), value=JSON_VALUES)
+def test_no_value_anywhere_is_an_error_of_ours(name: str, choose: Any, value: Any, tmp_path: Path) -> None:
+    """One strange line among millions must not end an import that was asked to pass over bad lines."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    document = json.loads(text) if name.endswith(".json") else [json.loads(line) for line in text.splitlines()]
+    holder, key = choose.choice(list(_places(document)))
+    holder[key] = value
+    path = tmp_path / name
+    if name.endswith(".json"):
+        path.write_text(json.dumps(document), encoding="utf-8")
+    else:
+        write(path, *document)
+    read(path, skip_bad=True, completed=True)
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Give every place of a JSON document: what holds it, and its key or index."""
+    if isinstance(value, dict | list):
+        for key, held in value.items() if isinstance(value, dict) else enumerate(value):
+            yield value, key
+            yield from _places(held)
 
 
 def test_it_is_certain_of_its_own_files_only(tmp_path: Path) -> None:
