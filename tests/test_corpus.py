@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gristmill.captures import read_capture
@@ -66,6 +67,8 @@ def test_story(name: str) -> None:
     assert verdicts == expect["verdicts"]
     rows = [[span.call_id for span in row.spans if span.role == "sampled"] for row in outcome.rows]
     assert rows == expect["rows"]
+    credits = [[list(msgspec.structs.astuple(credit)) for credit in row.credits] for row in outcome.rows]
+    assert credits == expect.get("credits", [[]] * len(rows))
     assert list(outcome.rebuilt.empty) == expect.get("empty", [])
     assert selection.truncated is expect.get("truncated", False)
     assert dict(selection.options) == expect.get("options", {})

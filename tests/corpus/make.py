@@ -10,7 +10,15 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.corpus import tales_faults, tales_history, tales_identity, tales_options, tales_policies, tales_values
+from tests.corpus import (
+    tales_credit,
+    tales_faults,
+    tales_history,
+    tales_identity,
+    tales_options,
+    tales_policies,
+    tales_values,
+)
 from tests.corpus.telling import Story
 
 __all__ = ["FOLDER", "stories", "write"]
@@ -21,7 +29,15 @@ FOLDER = Path(__file__).parent
 def stories() -> Iterator[Story]:
     """Tell all stories, each under a name of its own."""
     seen: set[str] = set()
-    for tales in (tales_values, tales_history, tales_identity, tales_options, tales_policies, tales_faults):
+    for tales in (
+        tales_values,
+        tales_history,
+        tales_identity,
+        tales_options,
+        tales_policies,
+        tales_faults,
+        tales_credit,
+    ):
         for story in tales.stories():
             if story.name in seen:
                 raise ValueError(f"expected one story to be called {story.name}, got two")
