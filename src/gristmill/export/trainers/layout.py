@@ -22,6 +22,7 @@ from gristmill.reconstruction import Row, SpanRole
 from gristmill.records import Float32Array, Int32Array, UInt8Array
 
 __all__ = [
+    "METADATA",
     "ROUTED_EXPERTS",
     "PromptResponse",
     "Turn",
@@ -31,6 +32,7 @@ __all__ = [
     "by_rollout",
     "group_of",
     "joined",
+    "metadata_of",
     "number_of",
     "one_reward",
     "padded",
@@ -44,6 +46,9 @@ __all__ = [
     "turns_of",
     "versions_of",
 ]
+
+METADATA: Final = "gristmill"
+"""The key under which `metadata_of` a row stands in metadata that a trainer carries and does not read."""
 
 ROUTED_EXPERTS: Final = "routed_experts"
 """The extra array that holds the experts of each token, [tokens, layers, experts of a token]."""
@@ -244,6 +249,12 @@ def routed_experts_of(row: Row) -> Int32Array | None:
     if not arrays or end not in {wanted, wanted + 1}:
         return None
     return np.concatenate([array.values for array in arrays])[:wanted].astype(np.int32)
+
+
+def metadata_of(row: Row) -> dict[str, Any]:
+    """Return what names a row and says what it counts, as JSON values."""
+    names = ("rollout_id", "attempt", "group_id", "row_id", "row_index", "row_count", "advantage", "loss_weight")
+    return {name: getattr(row, name) for name in names}
 
 
 def refuse_without_prompt(row: Row, name: str) -> None:

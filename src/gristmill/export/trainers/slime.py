@@ -19,8 +19,10 @@ import numpy as np
 
 from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
+    METADATA,
     ROUTED_EXPERTS,
     joined,
+    metadata_of,
     one_reward,
     prompt_response,
     refuse_media,
@@ -35,7 +37,6 @@ from gristmill.reconstruction import Row, SpanRole
 __all__ = [
     "DROPPED",
     "LOSSES",
-    "METADATA",
     "SLIME",
     "advantages",
     "made_of",
@@ -43,9 +44,6 @@ __all__ = [
     "sample_rows",
     "samples",
 ]
-
-METADATA: Final = "gristmill"
-"""The key of a sample's metadata under which the row's ids, its advantage and its weight stand."""
 
 DROPPED: Final = ("spans", "extras", "credits")
 LOSSES: Final = statements(*DROPPED, text="Samples without the text of prompt and response: only tokens are trained.")
@@ -93,16 +91,7 @@ def _fields(row: Row, reward: float) -> dict[str, Any]:
         **({} if experts is None else {"rollout_routed_experts": experts}),
         "status": "truncated" if row.truncated else "completed",
         "session_id": row.rollout_id,
-        "metadata": {
-            METADATA: {
-                "rollout_id": row.rollout_id,
-                "attempt": row.attempt,
-                "group_id": row.group_id,
-                "row_id": row.row_id,
-                "advantage": row.advantage,
-                "loss_weight": row.loss_weight,
-            }
-        },
+        "metadata": {METADATA: metadata_of(row)},
     }
 
 

@@ -18,12 +18,14 @@ import numpy.typing as npt
 
 from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
+    METADATA,
     ROUTED_EXPERTS,
     PromptResponse,
     advantages_of,
     by_rollout,
     group_of,
     joined,
+    metadata_of,
     padded,
     prompt_response,
     refuse_media,
@@ -39,9 +41,6 @@ from gristmill.reconstruction import Row, SpanRole
 from gristmill.records import Int32Array
 
 __all__ = ["METADATA", "VERL", "agent_loop_outputs", "data_proto"]
-
-METADATA: Final = "gristmill"
-"""The key of an output's extra fields under which the row's ids, its advantage and its weight stand."""
 
 _DROPPED: Final = ("spans", "extras", "credits", "loss_weight")
 _LOSSES: Final = statements(
@@ -84,16 +83,7 @@ def _fields(row: Row) -> dict[str, Any]:
             # verl reads it off the last output of a rollout that was scored elsewhere.
             "reward_extra_info": {},
             **_steps(row),
-            METADATA: {
-                "rollout_id": row.rollout_id,
-                "attempt": row.attempt,
-                "group_id": row.group_id,
-                "row_id": row.row_id,
-                "row_index": row.row_index,
-                "row_count": row.row_count,
-                "advantage": row.advantage,
-                "loss_weight": row.loss_weight,
-            },
+            METADATA: metadata_of(row),
         },
     }
 
