@@ -104,7 +104,9 @@ def test_an_export_with_advantages(
 ) -> None:
     """Numbers of a textbook in the file; whoever has none is refused with the reason, and verify makes them again."""
     out = tmp_path / "out"
-    assert run(capsys, "export", captures, "--to", "jsonl", "--advantage", kind, "--out", out).code == 0
+    ran = run(capsys, "export", captures, "--to", "jsonl", "--advantage", kind, "--out", out)
+    assert ran.code == 0
+    assert f"advantages: {kind} over 6 rewards in 2 groups" in ran.out
     expected = {
         ("won", 0): won, ("lost", 0): lost, ("again", 0): lost, ("again", 1): won,
         ("same-a", 0): 0.0, ("same-b", 0): 0.0,
@@ -189,7 +191,9 @@ def test_given_advantages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [credit["reward"] for line in lines for credit in line.get("credits", ())] == [2.0]
     assert {line["advantage"] for line in run(capsys, "rows", captures).lines} == {None}
     out = tmp_path / "out"
-    assert run(capsys, "rows", captures, "--advantage", "given", "--out", out).code == 0
+    ran = run(capsys, "rows", captures, "--advantage", "given", "--out", out)
+    assert ran.code == 0
+    assert "advantages: given\n" in ran.out
     assert refusals(out) == {"b": "advantage_required"}
     assert json.loads((out / "manifest.json").read_text())["advantage"]["kind"] == "given"
     assert run(capsys, "verify", captures, out).code == 0

@@ -57,6 +57,18 @@ def test_a_harness_is_one_command(tmp_path: Path, engine: str, capfd: pytest.Cap
     assert run(capfd, "verify", ledger, tmp_path / "rows").code == 0
 
 
+def test_a_failing_harness_counts_as_it_is_asked(
+    tmp_path: Path, engine: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A sandbox that dies must not teach the agent that its work was worth nothing."""
+    options = ["--ledger", tmp_path / "run.gristmill", "--upstream", engine, "--rollout-id", "r"]
+    ran = run(capfd, "run", *options, "--on-failure", "mask", "--reward-command", "echo 0", "--", *AGENT, tmp_path, "4")
+    assert ran.code == 4
+    assert "failure: mask: the harness ended with exit code 4" in ran.err
+    assert "rejected: failure_masked" in ran.err
+    assert run(capfd, "groups", tmp_path / "run.gristmill", "--json").json["totals"]["ungrouped"] == 1
+
+
 def test_json_is_one_document(tmp_path: Path, engine: str, capfd: pytest.CaptureFixture[str]) -> None:
     """A script reads standard output; what the harness prints must not be in it."""
     ledger = tmp_path / "run.gristmill"
@@ -74,6 +86,7 @@ def test_json_is_one_document(tmp_path: Path, engine: str, capfd: pytest.Capture
         "signal",
         "reward",
         "reward_error",
+        "failure",
         "history_sources",
         "history_missing",
         "aborted",

@@ -182,12 +182,12 @@ def test_a_changed_manifest_entry_is_found(
         assert Code.MANIFEST_DIFFERS in codes(ran)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": "x"}', "\udc80"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 3}', '{"schema": "x"}', "\udc80"])
 def test_a_manifest_that_is_none(made: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     """Any bytes in a manifest give a code."""
     (made / "out" / "manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     ran = verify(capsys, made)
-    newer = text == '{"schema": 2}'
+    newer = text == '{"schema": 3}'
     assert (ran.code, ran.json["error"]["code"]) == ((3, "schema_unsupported") if newer else (1, "file_malformed"))
 
 
@@ -300,7 +300,7 @@ def test_findings_are_counted_for_people(made: Path, capsys: pytest.CaptureFixtu
 
 def test_a_whole_manifest_of_a_newer_version(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A newer version may mean other things by the same fields."""
-    write_manifest(made, msgspec.structs.replace(read_manifest(made / "out"), schema=2))
+    write_manifest(made, msgspec.structs.replace(read_manifest(made / "out"), schema=3))
     ran = verify(capsys, made)
     assert (ran.code, ran.json["error"]["code"]) == (3, "schema_unsupported")
 

@@ -41,7 +41,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "drift": "Count the turns that do not extend what was sampled, by cause.",
     "rows": "Rebuild the training rows of the selected calls.",
     "verify": "Prove captures, rows and a manifest against each other.",
-    "groups": "Say how the groups of rollouts did: rewards, solved, without a signal.",
+    "groups": "Say how groups of rollouts did: solved, without a signal.",
     "export": "Write training data in a format of your choice.",
     "archive": "Write captures as a partition of a Parquet data set.",
     "build": "Make the rows of a whole archive, one partition for each part.",

@@ -17,9 +17,9 @@ from gristmill.errors import Code, ExportError
 
 if TYPE_CHECKING:
     from gristmill.cli.attempts import Captures
-    from gristmill.credit import Advantages, Groups, RewardsDigest
+    from gristmill.credit import AdvantageNote, Advantages, Groups, RewardsDigest
 
-__all__ = ["advantages_of", "groups_of", "refuse_changed", "takes_advantage"]
+__all__ = ["advantage_lines", "advantages_of", "groups_of", "refuse_changed", "takes_advantage"]
 
 
 def takes_advantage(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,6 +61,16 @@ def advantages_of(captures: Captures, kind: str) -> Advantages:
     if kind == AdvantageKind.GIVEN:
         return Advantages.given()
     return groups_of(captures).advantages(AdvantageKind(kind))
+
+
+def advantage_lines(note: AdvantageNote | None) -> list[str]:
+    """Say how the advantages of a folder were made; nothing where it has none."""
+    from gristmill.cli.plural import counted
+
+    if note is None:
+        return []
+    over = f" over {counted(note.rewards, 'reward')} in {counted(note.groups, 'group')}" if note.rewards_digest else ""
+    return [f"advantages: {note.kind}{over}"]
 
 
 def refuse_changed(captures: Captures, advantages: Advantages | None, seen: RewardsDigest) -> None:

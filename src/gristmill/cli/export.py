@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from gristmill.cli.attempts import Attempt, Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
-from gristmill.cli.credit import advantages_of, refuse_changed, takes_advantage
+from gristmill.cli.credit import advantage_lines, advantages_of, refuse_changed, takes_advantage
 from gristmill.cli.failure import DATA_FAILED
 from gristmill.cli.nearest import did_you_mean
 from gristmill.cli.rows import refuse_file
@@ -170,6 +170,7 @@ def show_folder(folder: Path, manifest: Manifest, losses: tuple[str, ...], captu
         show_whole(words(f"{folder / entry.name}  {counted(entry.rows, 'record')}  {counted(entry.bytes, 'byte')}"))
     for loss in losses:
         show(words(f"loss report: {loss}", "dim"))
-    show(*(words(line) for line in counts_text(manifest.funnel, manifest.forks, manifest.rejected)))
+    counts = counts_text(manifest.funnel, manifest.forks, manifest.rejected)
+    show(*(words(line) for line in (*counts, *advantage_lines(manifest.advantage))))
     arguments = [*map(str, captures.paths), str(folder), *captures.arguments(), *choice.arguments()]
     remark("next", shlex.join(["gristmill", "verify", *arguments]))

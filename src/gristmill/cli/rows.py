@@ -17,7 +17,7 @@ import click
 
 from gristmill.cli.attempts import Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
-from gristmill.cli.credit import advantages_of, refuse_changed, takes_advantage
+from gristmill.cli.credit import advantage_lines, advantages_of, refuse_changed, takes_advantage
 from gristmill.cli.failure import DATA_FAILED
 from gristmill.errors import Code, ConfigError, ExportError
 
@@ -204,6 +204,7 @@ def _show_folder(folder: Path, manifest: Manifest, captures: Captures, choice: C
 
     for entry in manifest.files:
         show_whole(words(f"{folder / entry.name}  {counted(entry.rows, 'line')}  {counted(entry.bytes, 'byte')}"))
-    show(*(words(line) for line in counts_text(manifest.funnel, manifest.forks, manifest.rejected)))
+    counts = counts_text(manifest.funnel, manifest.forks, manifest.rejected)
+    show(*(words(line) for line in (*counts, *advantage_lines(manifest.advantage))))
     arguments = [*map(str, captures.paths), str(folder), *captures.arguments(), *choice.arguments()]
     remark("next", shlex.join(["gristmill", "verify", *arguments]))
