@@ -103,7 +103,13 @@ def test_log_probabilities_beside_the_response_as_objects(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "more",
-    [{"token_ids": [10, 12]}, {"prompt_token_ids": [1, 2]}, {"logprobs": [-0.25, -0.75]}, {"logprobs": [-0.25]}],
+    [
+        {"token_ids": [float("nan"), "x"]},
+        {"token_ids": [10, 12]},
+        {"prompt_token_ids": [1, 2]},
+        {"logprobs": [-0.25, -0.75]},
+        {"logprobs": [-0.25]},
+    ],
 )
 def test_tokens_beside_that_contradict(tmp_path: Path, more: Json) -> None:
     """Two accounts of one call: none of them can be believed."""

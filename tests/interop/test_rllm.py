@@ -122,6 +122,28 @@ def test_a_count_that_differs(tmp_path: Path) -> None:
     assert found.reasons == {"t0": Code.TOKEN_COUNT_MISMATCH}
 
 
+def test_tool_calls_of_streams_are_put_together(tmp_path: Path) -> None:
+    """Of a stream the gateway keeps the pieces; a call in pieces is no call that a harness ever returns."""
+    pieces = [
+        {"index": 0, "id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"na'}},
+        {"index": 1, "id": "c2", "type": "function", "function": {"name": "stop", "arguments": ""}},
+        {"index": 0, "function": {"arguments": 'me": "Ada"}'}},
+        {"index": 1, "function": {"arguments": "{}"}},
+    ]
+    whole = [
+        {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"name": "Ada"}'}},
+        {"id": "c2", "type": "function", "function": {"name": "stop", "arguments": "{}"}},
+    ]
+    values = [
+        trace(0, response_message={"role": "assistant", "tool_calls": pieces}),
+        trace(1, response_message={"role": "assistant", "tool_calls": whole}),
+    ]
+    found = imported("rllm", lines(tmp_path / "t.jsonl", values))
+    first, second = found.capture.records
+    assert first.output_items == second.output_items
+    assert [atom.name for item in first.output_items for atom in item.atoms or ()] == ["find", "stop"]
+
+
 def test_whole_requests_are_kept(tmp_path: Path) -> None:
     """Where the gateway kept request and response, tools and sampling are known."""
     request = {"model": "m", "messages": messages(0), "temperature": 0.5, "tools": []}

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from gristmill.canonical import JsonValue
 from gristmill.captures.exact import dumps
-from gristmill.captures.fields import JsonObject, count_at, list_at, name_at, text_at
+from gristmill.captures.fields import JsonObject, count_at, kind_of, list_at, name_at, text_at
 from gristmill.captures.reply import Unexpected, encodable
 from gristmill.captures.request import media_digests
 from gristmill.errors import Code, DecodeError
@@ -43,6 +43,7 @@ _METRICS: Final = frozenset(
 )
 _TOOL_CALL: Final = frozenset({"tool_call_id", "function_name", "arguments"})
 _RESULT: Final = frozenset({"source_call_id", "content", "subagent_trajectory_ref"})
+_SOURCES: Final = frozenset({"system", "user", "agent"})
 _OWN_KEYS: Final = frozenset(
     {
         *("model_call_id", "response_id", "choice_index", "parent_call_id", "parent_resolution", "dialect", "model"),
@@ -74,14 +75,15 @@ def own_of(holder: Mapping[str, JsonValue], where: str) -> JsonObject:
     """Return what our own export put beside the fields of the format, empty where there is nothing."""
     extra = holder.get("extra")
     value = object_at(extra, f"{where}.extra").get(OWN) if extra is not None else None
-    return {} if value is None else object_at(value, f"{where}.extra.{OWN}")
+    place = f"{where}.extra.{OWN}"
+    return {} if value is None else object_at(kept(value, place), place)
 
 
 def is_call(step: JsonObject, where: str) -> bool:
     """Tell whether a step stands for model calls that were made for this trajectory."""
     source = step.get("source")
-    if source not in {"system", "user", "agent"}:
-        got = repr(encodable(source)) if isinstance(source, str) else "none"
+    if not isinstance(source, str) or source not in _SOURCES:
+        got = repr(encodable(source)) if isinstance(source, str) else kind_of(source)
         raise Unexpected("system, user or agent", got, f"{where}.source")
     return source == "agent" and not _copied(step, where) and count_at(step, "llm_call_count", where) != 0
 

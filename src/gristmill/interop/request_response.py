@@ -261,7 +261,9 @@ def _joined(
     choice: ReplyChoice, prompt: list[JsonValue] | None, sampled: list[JsonValue] | None, logprobs: list[float] | None
 ) -> ReplyChoice:
     given = {"prompt_ids": prompt, "token_ids": sampled, "logprobs": logprobs}
-    differ = [name for name, value in given.items() if _differ(getattr(choice, name), value)]
+    differ = [
+        name for name, value in given.items() if _differ(getattr(choice, name), value, logprobs=name == "logprobs")
+    ]
     if differ:
         detail = f"{' and '.join(differ)} beside the response are others than in it"
         return msgspec.structs.replace(choice, reason=choice.reason or Code.REPLY_MALFORMED, detail=detail)
@@ -270,15 +272,15 @@ def _joined(
     return msgspec.structs.replace(choice, **added, reason=reason, detail=detail)
 
 
-def _differ(inside: Sequence[object] | None, beside: Sequence[object] | None) -> bool:
-    if inside is None or beside is None:
-        return False
-    if any(isinstance(value, float) for value in beside):
-        # One text of a float32 is as good as another.
-        return len(inside) != len(beside) or not np.array_equal(
-            np.asarray(inside, np.float32), np.asarray(beside, np.float32), equal_nan=True
-        )
-    return list(inside) != list(beside)
+def _differ(inside: Sequence[object] | None, beside: Sequence[object] | None, *, logprobs: bool) -> bool:
+    if inside is None or beside is None or len(inside) != len(beside):
+        return inside is not None and beside is not None
+    if not logprobs:
+        return list(inside) != list(beside)
+    # One text of a float32 is as good as another; what is too large for one is infinite, and no log-probability.
+    with np.errstate(over="ignore"):
+        first, second = np.asarray(inside, np.float32), np.asarray(beside, np.float32)
+    return not np.array_equal(first, second, equal_nan=True)
 
 
 def _certain(path: Path) -> bool:

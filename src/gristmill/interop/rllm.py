@@ -14,13 +14,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 from urllib.parse import quote
 
 from gristmill.canonical import JsonValue
 from gristmill.captures import CapturedRollout, Note
-from gristmill.captures.fields import JsonObject, list_at, name_at, number
+from gristmill.captures.fields import JsonObject, list_at, name_at, number, text_at
 from gristmill.captures.reply import Unexpected, chat_status
 from gristmill.errors import Code, DecodeError
 from gristmill.interop.attempt import AttemptLines, hole, refused
@@ -298,7 +299,7 @@ def _common(trace: JsonObject, finish: JsonValue, where: str) -> JsonObject:
         "model": name_at(trace, "model", "$") or None,
         "finish_reason": reason,
         "response_status": None if status is ResponseStatus.UNKNOWN else str(status),
-        "completed_at": completed if completed and completed > 0 else None,
+        "completed_at": completed if completed and 0 < completed < inf else None,
     }
 
 
@@ -314,7 +315,25 @@ def _items(message: JsonValue, where: str) -> list[JsonValue]:
     if not message:
         return []
     said = object_at(kept(message, where), where)
+    calls = [call for call, _ in objects_at(said, "tool_calls", where)]
+    if any(type(call.get("index")) is int for call in calls):
+        said = {**said, "tool_calls": _joined(calls, f"{where}.tool_calls")}
     return [said if said.get("role") is not None else {"role": "assistant", **said}]
+
+
+def _joined(pieces: Iterable[JsonObject], where: str) -> list[JsonValue]:
+    """Join the pieces of tool calls: of a stream the gateway keeps them as they came, in order, each with its index."""
+    made: dict[JsonValue, JsonObject] = {}
+    for position, piece in enumerate(pieces):
+        index = piece.get("index")
+        key = index if type(index) is int else f"piece {position}"
+        function = {} if piece.get("function") is None else object_at(piece["function"], f"{where}[{position}].function")
+        call = made.setdefault(key, {"id": None, "type": "function", "function": {"name": None, "arguments": ""}})
+        whole = cast(JsonObject, call["function"])
+        call["id"] = call["id"] or name_at(piece, "id", f"{where}[{position}]")
+        whole["name"] = whole["name"] or name_at(function, "name", f"{where}[{position}].function")
+        whole["arguments"] += text_at(function, "arguments", f"{where}[{position}].function") or ""
+    return list(made.values())
 
 
 def _usage(counts: JsonValue, where: str) -> JsonValue:
