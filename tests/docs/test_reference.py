@@ -271,6 +271,8 @@ def test_keys_of_ledger_commands_are_documented(tmp_path: Path, capsys: pytest.C
     missing += _undocumented(_json_of(capsys, "ledger", "migrate", ledger), "document-of-ledger-migrate")
     told = _json_of(capsys, "ledger", "freeze", ledger, "two-tries")
     missing += _undocumented(told, "document-of-ledger-freeze")
+    copied = _json_of(capsys, "ledger", "copy", ledger, tmp_path / "copy.gristmill")
+    missing += _undocumented(copied, "document-of-ledger-copy")
     snapshot = told["frozen"][0]["snapshot_id"]
     told = _json_of(capsys, "ledger", "retire", ledger, "two-tries", "--snapshot", snapshot)
     missing += _undocumented(told, "document-of-ledger-retire")

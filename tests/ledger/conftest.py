@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gristmill.ledger import Ledger, MemoryLedger, SqliteLedger
-from tests.ledger.server import wanted_server
-
-_schemas = itertools.count()
+from tests.ledger.server import fresh_url
 
 
 @pytest.fixture
 def postgres_url() -> str:
     """A ledger that is not there yet, in a schema of its own."""
-    return wanted_server().url(f"t{next(_schemas)}")
+    return fresh_url()
 
 
 @pytest.fixture(params=("memory", "sqlite", "postgres"))

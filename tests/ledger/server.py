@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import pwd
 import shutil
@@ -24,7 +25,7 @@ from typing import Any
 import psycopg
 import pytest
 
-__all__ = ["NO_SERVER", "PostgresServer", "binaries", "shared_server", "wanted_server"]
+__all__ = ["NO_SERVER", "PostgresServer", "binaries", "fresh_url", "shared_server", "wanted_server"]
 
 NO_SERVER = "no PostgreSQL server is installed (expected /usr/lib/postgresql/*/bin/postgres, or postgres on the PATH)"
 _REQUIRED = "REQUIRE_POSTGRES"
@@ -154,6 +155,14 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+_schemas = itertools.count()
+
+
+def fresh_url() -> str:
+    """Return the URL of a ledger that is not there yet, in a schema of its own; skips or fails as `wanted_server`."""
+    return wanted_server().url(f"t{next(_schemas)}")
 
 
 @functools.cache

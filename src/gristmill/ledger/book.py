@@ -132,7 +132,7 @@ class AttemptBook:
     def load(self, connection: Session) -> None:
         """Read where calls, intents, deliveries and labels stand."""
         bounds = part_range(self.attempt_no)
-        intents = "SELECT intent_no, call_id, reason IS NULL FROM intents WHERE intent_no BETWEEN ? AND ?"
+        intents = "SELECT intent_no, call_id, reason IS NULL FROM intents WHERE intent_no BETWEEN ? AND ? ORDER BY 1"
         for intent_no, call_id, is_open in connection.execute(intents, bounds):
             self.intents[call_id] = (intent_no, bool(is_open))
             self.next_intent = intent_no % PARTS + 1

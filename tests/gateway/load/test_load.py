@@ -18,7 +18,7 @@ from tests.gateway.load.engine import EngineSaw, read_log
 from tests.gateway.load.journal import AttemptJournal, Fate, Sent
 from tests.gateway.load.run import Outcome, Plan, run
 from tests.gateway.load.verify import calls_by_attempt, calls_by_id
-from tests.ledger.server import wanted_server
+from tests.ledger.server import fresh_url
 
 pytestmark = pytest.mark.e2e
 
@@ -71,7 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
 def test_nothing_is_lost_or_astray_where_two_gateways_have_one_ledger(tmp_path: Path) -> None:
     # Harnesses ask either; what one has the other must send on, and take over when that one is killed.
     plan = Plan(
-        rollouts=20, calls=5, at_once=20, kills=2, seed=11, gateways=2, ledger=wanted_server().url("two_gateways")
+        rollouts=20, calls=5, at_once=20, kills=2, seed=11, gateways=2, ledger=fresh_url()
     )
     outcome = asyncio.run(run(plan, tmp_path))
     assert outcome.violations == []
