@@ -438,13 +438,17 @@ def _extras(data: bytes | None, where: str) -> dict[str, np.ndarray[Any, Any]]:
     if data is None:
         return {}
     try:
-        return {
-            name: np.frombuffer(extra.data, np.dtype(extra.dtype)).reshape(extra.shape)
-            for name, extra in _decode_extras(data).items()
-        }
+        return {name: _array(extra) for name, extra in _decode_extras(data).items()}
     # numpy has errors of all kinds for a type or shape that is none.
     except (ValueError, TypeError, SyntaxError, OverflowError, msgspec.DecodeError) as error:
         raise DecodeError(f"expected arrays beside the tokens: {error}", where=where) from error
+
+
+def _array(extra: _Extra) -> np.ndarray[Any, Any]:
+    # numpy works out a negative length by itself.
+    if min(extra.shape, default=0) < 0:
+        raise ValueError(f"a shape of {extra.shape}")
+    return np.frombuffer(extra.data, np.dtype(extra.dtype)).reshape(extra.shape)
 
 
 def _plain(data: bytes | None, where: str) -> dict[str, Any]:

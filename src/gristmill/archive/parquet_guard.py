@@ -1,9 +1,10 @@
 """Parquet files from anywhere, opened so that no claim in them is believed.
 
-Invariant: before pyarrow allocates anything for a column, the footer's length, every offset, size and count of its
-chunks, and every page header are compared with the bytes of the file and with limits that the writer keeps too.
-Dictionaries and delta encodings, in which few bytes become many, are refused: our writer makes none. So reading a row
-group takes at most a few times the bytes that its pages hold, whatever a file says.
+Invariant: before pyarrow sees anything of a file, its footer is read by us, every offset, size and count in it is
+compared with the bytes of the file and with limits that the writer keeps too, and a footer that says only that is put
+in its place; before a column is decoded, every page header of it is compared likewise. Dictionaries and delta
+encodings, in which few bytes become many, are refused: our writer makes none. So reading a row group takes at most a
+few times the bytes that its pages hold, whatever a file says.
 
 A row group is fetched with one read for each run of neighbouring columns, which is what object stores want.
 
@@ -12,13 +13,18 @@ Not here: what the columns mean (parquet_part), and digests of files (manifest).
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Final
 
 from gristmill.archive.arrow import pa, pq
-from gristmill.archive.page_headers import BadPage, ChunkClaims, check_chunk
+from gristmill.archive.columns import Table
+from gristmill.archive.compact import BadBytes
+from gristmill.archive.footer import Footer, FooterColumn, FooterGroup, footer_bytes, read_footer
+from gristmill.archive.page_headers import check_chunk
+from gristmill.archive.parquet_tables import LISTS, SCHEMAS
 from gristmill.archive.place import reading
 from gristmill.errors import Code, DecodeError
 
@@ -37,11 +43,22 @@ MOST_GROUP_BYTES: Final = 2**30
 """Bytes of all columns of a row group after decompression."""
 
 _MAGIC: Final = b"PAR1"
-_MOST_FOOTER: Final = 2**24
-_MOST_GROUPS: Final = 2**14
-_CODECS: Final = frozenset({"ZSTD", "UNCOMPRESSED"})
+_MOST_FOOTER: Final = 2**23
+_CODECS: Final = frozenset({0, 6})
+"""Uncompressed and zstd."""
 _TAIL: Final = 2**16
-"""Pyarrow looks at so many bytes at the end of a file to find its footer."""
+"""Read at the end of a file in the hope that the footer is in it."""
+
+
+@functools.cache
+def _template(name: str) -> tuple[Footer, tuple[str, ...]]:
+    """Make the footer of a table without rows, and name the columns of its leaves."""
+    written = io.BytesIO()
+    pq.write_table(SCHEMAS[name].empty_table(), written)
+    data = written.getvalue()
+    size = int.from_bytes(data[-8:-4], "little")
+    footer = read_footer(memoryview(data[-8 - size : -8]))
+    return footer, tuple(path[0].decode() for _, path in footer.leaves)
 
 
 class _Window(io.RawIOBase):
@@ -85,39 +102,39 @@ class GuardedFile:
     Args:
         file: its bytes; it is closed with this.
         where: its path, for errors.
-        schema: the columns that it has to have, exactly.
-        lists: those of them whose values are lists.
+        table: whose columns it has to have, exactly.
 
     Raises:
         DecodeError: `file_unreadable`; `file_malformed`: it is no Parquet file with these columns, or claims what
             cannot be.
     """
 
-    def __init__(self, file: BinaryIO, where: str, schema: Any, lists: Collection[str]) -> None:
+    def __init__(self, file: BinaryIO, where: str, table: Table) -> None:
         self.where = where
         self._file = file
-        self._lists = frozenset(lists)
+        self._lists = LISTS[table.name]
+        template, self._names = _template(table.name)
         with reading(where):
             size = file.seek(0, io.SEEK_END)
-            tail = self._footer(size)
-        self._end = size - len(tail)
+            data = self._footer(size)
+        try:
+            footer = read_footer(data)
+        except BadBytes as error:
+            raise DecodeError(f"expected the footer of a Parquet file: {error}", where=where) from error
+        if footer.elements != template.elements:
+            got = ", ".join(element.name.decode("ascii", "replace") for element in footer.elements[1:])
+            raise self._malformed(f"the columns of {table.name}", got or "none")
+        self._groups = footer.groups
+        self._check(footer)
         self._window = _Window(size)
-        self._window.parts[self._end] = tail
         with self._decoding():
-            read = pq.ParquetFile(
-                pa.PythonFile(self._window, mode="r"),
-                thrift_string_size_limit=_MOST_FOOTER,
-                thrift_container_size_limit=_MOST_GROUPS,
-            )
-            found = read.schema_arrow
-        if not found.equals(schema):
-            raise self._malformed(f"the columns {', '.join(schema.names)}", ", ".join(map(str, found.names)))
-        self._read = read
-        self._columns = [read.schema.column(index) for index in range(len(read.schema))]
-        self._check_footer()
+            metadata = pq.read_metadata(pa.BufferReader(footer_bytes(template, footer.groups)))
+            # Without `pre_buffer` it reads the wanted columns only, and not what lies between them.
+            source = pa.PythonFile(self._window, mode="r")
+            self._read = pq.ParquetFile(source, metadata=metadata, pre_buffer=False)
 
     def _footer(self, size: int) -> memoryview:
-        """Read the end of the file, which holds its footer."""
+        """Read the footer at the end of the file."""
         self._file.seek(max(size - _TAIL, 0))
         tail = self._file.read(_TAIL)
         if size < 12 or tail[-4:] != _MAGIC:
@@ -129,7 +146,7 @@ class GuardedFile:
             self._file.seek(size - footer - 8)
             tail = self._file.read(footer + 8)
         self._data_end = size - footer - 8
-        return memoryview(tail)
+        return memoryview(tail)[-8 - footer : -8]
 
     def _malformed(self, expected: str, got: str) -> DecodeError:
         return DecodeError(f"expected {expected}, got {got}", where=self.where)
@@ -143,45 +160,41 @@ class GuardedFile:
             message = f"expected a Parquet file: {error}"
             raise DecodeError(message, code=Code.FILE_MALFORMED, where=self.where) from error
 
-    def _check_footer(self) -> None:
-        metadata = self._read.metadata
-        groups = metadata.num_row_groups
+    def _check(self, footer: Footer) -> None:
         self.starts: list[int] = [0]
-        for number in range(groups):
-            group = metadata.row_group(number)
-            rows = group.num_rows
-            if not 0 <= rows <= MOST_ROWS:
-                raise self._malformed(f"at most {MOST_ROWS:,} rows in a row group", f"{rows:,}")
-            self.starts.append(self.starts[-1] + rows)
-            total = sum(self._check_column(group, index, rows) for index in range(len(self._columns)))
+        for group in footer.groups:
+            if not 0 < group.rows <= MOST_ROWS:
+                raise self._malformed(f"a row group of at most {MOST_ROWS:,} rows", f"{group.rows:,}")
+            if len(group.columns) != len(self._names):
+                raise self._malformed(f"{len(self._names)} columns in a row group", str(len(group.columns)))
+            for name, column in zip(self._names, group.columns, strict=True):
+                self._check_column(name, column, group.rows)
+            total = sum(column.uncompressed for column in group.columns)
             if total > MOST_GROUP_BYTES:
                 raise self._malformed(f"at most {MOST_GROUP_BYTES:,} bytes in a row group", f"{total:,}")
-        if metadata.num_rows != self.starts[-1]:
-            raise self._malformed(f"{self.starts[-1]:,} rows, as in its row groups", f"{metadata.num_rows:,}")
+            self.starts.append(self.starts[-1] + group.rows)
+        if footer.rows != self.starts[-1]:
+            raise self._malformed(f"{self.starts[-1]:,} rows, as in its row groups", f"{footer.rows:,}")
 
-    def _check_column(self, group: Any, index: int, rows: int) -> int:
-        column = group.column(index)
-        name = self._columns[index].path
-        at, size = column.data_page_offset, column.total_compressed_size
-        if column.path_in_schema != name or column.file_path or column.has_dictionary_page:
-            raise self._malformed(f"the pages of column {name}", "a dictionary, or those of another column or file")
-        if column.compression not in _CODECS:
-            raise self._malformed("zstd", f"compression {column.compression} in column {name}")
-        if not 4 <= at <= at + size <= self._data_end or (size == 0) is not (rows == 0):
-            raise self._malformed("columns within the file", f"{size:,} bytes from {at:,} for column {name}")
-        if not 0 <= column.total_uncompressed_size <= MOST_CHUNK_BYTES:
-            got = f"{column.total_uncompressed_size:,}"
-            raise self._malformed(f"at most {MOST_CHUNK_BYTES:,} bytes in a column", f"{got} in {name}")
-        values = column.num_values
-        is_list = name.partition(".")[0] in self._lists
-        if not rows <= values <= MOST_VALUES or (values != rows and not is_list):
-            raise self._malformed("values for the rows of a column", f"{values:,} for {rows:,} rows in {name}")
-        return column.total_uncompressed_size
+    def _check_column(self, name: str, column: FooterColumn, rows: int) -> None:
+        if not column.plain:
+            raise self._malformed(f"the pages of column {name}", "a dictionary, encrypted ones or another file")
+        if column.codec not in _CODECS:
+            raise self._malformed("zstd", f"compression {column.codec} in column {name}")
+        if not (column.offset >= 4 and 0 < column.compressed <= self._data_end - column.offset):
+            got = f"{column.compressed:,} bytes from {column.offset:,}"
+            raise self._malformed("columns within the file", f"{got} for column {name}")
+        if not 0 < column.uncompressed <= MOST_CHUNK_BYTES:
+            raise self._malformed(
+                f"at most {MOST_CHUNK_BYTES:,} bytes in a column", f"{column.uncompressed:,} in {name}"
+            )
+        if not rows <= column.values <= MOST_VALUES or (column.values != rows and name not in self._lists):
+            raise self._malformed("values for the rows of a column", f"{column.values:,} for {rows:,} rows in {name}")
 
     @property
     def groups(self) -> range:
         """The row groups."""
-        return range(len(self.starts) - 1)
+        return range(len(self._groups))
 
     def read(self, group: int, names: Collection[str]) -> Any:
         """Read some columns of a row group as a table.
@@ -189,46 +202,45 @@ class GuardedFile:
         Raises:
             DecodeError: `file_unreadable`, `file_malformed`.
         """
-        wanted = [index for index, column in enumerate(self._columns) if column.path.partition(".")[0] in names]
-        claims = self._read.metadata.row_group(group)
+        wanted = [name in names for name in self._names]
         try:
-            self._fetch([claims.column(index) for index in wanted])
+            self._fetch(self._groups[group], wanted)
             with self._decoding():
                 table = self._read.read_row_group(group, columns=list(names), use_threads=False)
                 table.validate(full=True)
         finally:
-            self._window.parts = {self._end: self._window.parts[self._end]}
-        if table.num_rows != self.starts[group + 1] - self.starts[group]:
+            self._window.parts = {}
+        if table.num_rows != self._groups[group].rows:
             raise self._malformed("the rows of a row group", f"{table.num_rows:,}")
-        return table.combine_chunks()
+        with self._decoding():
+            return table.combine_chunks()
 
-    def _fetch(self, chunks: list[Any]) -> None:
+    def _fetch(self, group: FooterGroup, wanted: Collection[bool]) -> None:
         """Read the bytes of column chunks, neighbours together, and check their pages."""
-        there = (chunk for chunk in chunks if chunk.total_compressed_size)
-        runs: list[list[Any]] = []
-        for chunk in sorted(there, key=lambda one: one.data_page_offset):
-            end = runs[-1][-1].data_page_offset + runs[-1][-1].total_compressed_size if runs else -1
-            if chunk.data_page_offset < end:
+        chunks = [column for column, is_wanted in zip(group.columns, wanted, strict=True) if is_wanted]
+        runs: list[list[FooterColumn]] = []
+        for chunk in sorted(chunks, key=lambda one: one.offset):
+            end = runs[-1][-1].offset + runs[-1][-1].compressed if runs else -1
+            if chunk.offset < end:
                 raise self._malformed("columns beside each other", "columns that share bytes")
-            if chunk.data_page_offset == end:
+            if chunk.offset == end:
                 runs[-1].append(chunk)
             else:
                 runs.append([chunk])
         for run in runs:
-            start = run[0].data_page_offset
-            size = run[-1].data_page_offset + run[-1].total_compressed_size - start
+            start = run[0].offset
+            size = run[-1].offset + run[-1].compressed - start
             with reading(self.where):
                 self._file.seek(start)
                 data = memoryview(self._file.read(size))
             if len(data) != size:
                 raise self._malformed(f"{size:,} bytes of columns", f"{len(data):,}")
             for chunk in run:
-                first = chunk.data_page_offset - start
-                claims = ChunkClaims(chunk.num_values, chunk.total_uncompressed_size)
+                first = chunk.offset - start
                 try:
-                    check_chunk(data[first : first + chunk.total_compressed_size], claims)
-                except BadPage as error:
-                    raise DecodeError(f"{error} ({chunk.path_in_schema})", where=self.where) from error
+                    check_chunk(data[first : first + chunk.compressed], chunk.values, chunk.uncompressed)
+                except BadBytes as error:
+                    raise DecodeError(f"expected pages of a column: {error}", where=self.where) from error
             self._window.parts[start] = data
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from gristmill.archive.attempt_rows import ArchivedAttempt, Packed, RowValues, u
 from gristmill.archive.columns import ATTEMPTS, BODIES, CALLS, TABLES, Table, file_name
 from gristmill.archive.manifest import ArchiveFile
 from gristmill.archive.parquet_guard import MOST_CHUNK_BYTES, MOST_ROWS, MOST_VALUES, GuardedFile
-from gristmill.archive.parquet_tables import LISTS, SCHEMAS, RowBlock, row_bytes, table_of, write_options
+from gristmill.archive.parquet_tables import SCHEMAS, RowBlock, row_bytes, table_of, write_options
 from gristmill.archive.place import Place, reading, writing
 from gristmill.errors import Code, DecodeError, LedgerError
 
@@ -172,7 +172,7 @@ class _TableReader:
     def __init__(self, file: BinaryIO, where: str, table: Table) -> None:
         self.where = where
         self._table = table
-        self._file = GuardedFile(file, where, SCHEMAS[table.name], LISTS[table.name])
+        self._file = GuardedFile(file, where, table)
         self._kept: OrderedDict[tuple[int, frozenset[str]], RowBlock] = OrderedDict()
 
     @property
