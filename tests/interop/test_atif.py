@@ -216,6 +216,25 @@ def test_lines_of_trajectories(tmp_path: Path) -> None:
     assert [made.capture.rollout_id for made in imported("atif", nameless).rollouts] == ["line-1", "line-2"]
 
 
+def test_bad_lines_of_trajectories(tmp_path: Path) -> None:
+    """A line of another version, one that is no trajectory and one with a mistake do not cost the others."""
+    values = [
+        {**trajectory(trajectory_id="a"), "schema_version": "ATIF-v9.0"},
+        {"trajectory_id": "b"},
+        trajectory(trajectory_id="c", agent=None),
+        trajectory(trajectory_id="d"),
+    ]
+    path = lines(tmp_path / "all.jsonl", values)
+    found = imported("atif", path, skip_bad=True)
+    assert [rollout.capture.rollout_id for rollout in found.rollouts] == ["d"]
+    told = [(error.code, (error.where or "").removeprefix(f"{path} ")) for error in found.report.bad]
+    assert told == [
+        (Code.SCHEMA_UNSUPPORTED, "line 1 $.schema_version"),
+        (Code.FILE_MALFORMED, "line 2 $.schema_version"),
+        (Code.FILE_MALFORMED, "line 3 $.agent"),
+    ]
+
+
 @pytest.mark.parametrize("version", ["ATIF-v1.0", "ATIF-v1.4", "ATIF-v1.8", "ATIF-v1.8.1"])
 def test_known_versions(tmp_path: Path, version: str) -> None:
     """Older documents are read as they were written."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gristmill.captures import read_lines, write_lines
-from gristmill.errors import Code, DecodeError
-from gristmill.interop import IMPORTERS, importer_of
+from gristmill.errors import Code, ConfigError, DecodeError
+from gristmill.interop import IMPORTERS, importer_named, importer_of
 from tests.interop.foreign_files import FORMATS, TURNS, Format, imported, tokens_of
 
 EVERY = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
@@ -131,6 +131,14 @@ def test_our_own_captures_are_nobody_elses(tmp_path: Path) -> None:
         assert importer_of(path.parent) is None
     assert importer_of(tmp_path / "none.jsonl") is None
     assert importer_of(tmp_path) is None
+
+
+def test_a_name_that_is_nobodys() -> None:
+    """A program that names a format gets the same answer as the command line."""
+    with pytest.raises(ConfigError) as refused:
+        importer_named("harbour")
+    assert (refused.value.code, refused.value.where) == (Code.OPTION_INVALID, "--from")
+    assert "harbor" in refused.value.message
 
 
 def test_losses_have_a_sentence() -> None:

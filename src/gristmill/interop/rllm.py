@@ -327,7 +327,8 @@ def _joined(pieces: Iterable[JsonObject], where: str) -> list[JsonValue]:
     for position, piece in enumerate(pieces):
         index = piece.get("index")
         key = index if type(index) is int else f"piece {position}"
-        function = {} if piece.get("function") is None else object_at(piece["function"], f"{where}[{position}].function")
+        held = piece.get("function")
+        function = {} if held is None else object_at(held, f"{where}[{position}].function")
         call = made.setdefault(key, {"id": None, "type": "function", "function": {"name": None, "arguments": ""}})
         whole = cast(JsonObject, call["function"])
         call["id"] = call["id"] or name_at(piece, "id", f"{where}[{position}]")
