@@ -1,17 +1,22 @@
-"""The ledger in SQLite: durable appends by several writers, reading back, stored bytes, latency against history.
+"""The ledger: durable appends by several writers, reading back, stored bytes, latency against history.
 
 The floor of an append is a file to which the same number of bytes is written and synced with `fdatasync`, for as many
 records at a time as there are writers: what any store has to do that acknowledges durably. The floor of reading is the
 same attempt from a `MemoryLedger`. Targets in records a second are given as a ratio to the floor of the same run.
+
+Where a PostgreSQL server is installed, one is started on the same disk, durable as servers are, and does the same; its
+floor is what SQLite takes for it, in turns.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -20,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.captures.exact import dumps
-from gristmill.ledger import AttemptKey, MemoryLedger, SqliteLedger, StoredCall
+from gristmill.ledger import AttemptKey, LedgerWriter, MemoryLedger, SqliteLedger, StoredCall
 from gristmill.ledger.schema import BODIES, EXCHANGES, TOKENS
 from gristmill.records import Atom, CallRecord, Exchange, ItemKind, OutputItem
 from gristmill.tokens import TokenBook
@@ -137,11 +142,14 @@ def result(name: str, work_s: float, floor_s: float, target: float) -> dict[str,
     }
 
 
-def append_s(writers: int, records: int = RECORDS) -> float:
+Made = Callable[[], AbstractContextManager[LedgerWriter]]
+
+
+def append_s(writers: int, records: int = RECORDS, made_by: Made = ledger) -> float:
     """Append records from several threads, each to attempts of its own; seconds a record."""
     each = records // writers
     calls = [[lone_call(f"c{writer}-{n}") for n in range(each)] for writer in range(writers)]
-    with ledger() as made:
+    with made_by() as made:
 
         def work(writer: int) -> None:
             for n, call in enumerate(calls[writer]):
@@ -265,6 +273,63 @@ def latency() -> list[dict[str, Any]]:
     return [result("commit behind 1,000 calls against 10", median(times_s[1000]), median(times_s[10]), 1.2)]
 
 
+@contextmanager
+def postgres_server() -> Iterator[Made | None]:
+    """Start a server, and say how to make a ledger in it; None where none is installed."""
+    try:
+        from gristmill.ledger.postgres import PostgresLedger  # noqa: PLC0415  an extra
+        from tests.ledger.server import NO_SERVER, PostgresServer, binaries  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        print(f"not beside PostgreSQL: {error.name} is not installed", file=sys.stderr)
+        yield None
+        return
+    if binaries() is None:
+        print(f"not beside PostgreSQL: {NO_SERVER}", file=sys.stderr)
+        yield None
+        return
+    with closing(PostgresServer(durable=True)) as server:
+        schemas = itertools.count()
+        yield lambda: PostgresLedger(server.url(f"bench_{next(schemas)}"))
+
+
+def beside(name: str, works_s: list[float], floors_s: list[float]) -> dict[str, Any]:
+    """Report what PostgreSQL takes beside SQLite; there is no target for it."""
+    return {**result(name, median(works_s), median(floors_s), 0.0), "target": None, "ok": True}
+
+
+def beside_postgres() -> list[dict[str, Any]]:
+    """Append, import and read in PostgreSQL, SQLite being the floor."""
+    results: list[dict[str, Any]] = []
+    with postgres_server() as made_by:
+        if made_by is None:
+            return results
+        for writers in (1, 8, 64):
+            works_s, floors_s = [], []
+            for _ in range(3):
+                floors_s.append(append_s(writers, RECORDS // 2))
+                works_s.append(append_s(writers, RECORDS // 2, made_by))
+            rate = 1 / median(works_s)
+            results.append(beside(f"PostgreSQL: append 35 kB, {writers} writers: {rate:,.0f}/s", works_s, floors_s))
+        memory = MemoryLedger()
+        for key in (keys := [AttemptKey(f"r{n}") for n in range(50)]):
+            for call in rollout(40):
+                memory.commit(key, call)
+        taken: dict[str, dict[Made, list[float]]] = {what: {made_by: [], ledger: []} for what in ("import", "read")}
+        for _ in range(3):
+            for make in (ledger, made_by):
+                with make() as made:
+                    start = perf_counter()
+                    made.import_attempts(memory.read(key, exchanges=True) for key in keys)
+                    taken["import"][make].append((perf_counter() - start) / len(keys))
+                    start = perf_counter()
+                    for key in keys:
+                        made.read(key)
+                    taken["read"][make].append((perf_counter() - start) / len(keys))
+        for what, times_s in taken.items():
+            results.append(beside(f"PostgreSQL: {what} an attempt of 40 turns", times_s[made_by], times_s[ledger]))
+    return results
+
+
 def run() -> list[dict[str, Any]]:
-    """Run them all; about a minute."""
-    return [*appends(), *read_back(), *stored_bytes(), *latency()]
+    """Run them all; about two minutes."""
+    return [*appends(), *read_back(), *stored_bytes(), *latency(), *beside_postgres()]

@@ -23,7 +23,6 @@ from time import monotonic, sleep
 from typing import Any
 
 import psycopg
-import pytest
 
 __all__ = ["NO_SERVER", "PostgresServer", "binaries", "fresh_url", "shared_server", "wanted_server"]
 
@@ -175,6 +174,8 @@ def shared_server() -> PostgresServer:
 
 def wanted_server() -> PostgresServer:
     """Return the shared server; skip the test where none is installed, or fail it where one has to be."""
+    import pytest
+
     if binaries() is None:
         (pytest.fail if os.environ.get(_REQUIRED) else pytest.skip)(NO_SERVER)
     return shared_server()
