@@ -538,11 +538,11 @@ def test_no_value_anywhere_is_an_error_of_ours(name: str, choose: Any, value: An
     holder, key = choose.choice(list(_places(document)))
     holder[key] = value
     path = tmp_path / name
-    if name.endswith(".json"):
-        path.write_text(json.dumps(document), encoding="utf-8")
-    else:
-        write(path, *document)
-    read(path, skip_bad=True, completed=True)
+    written = [document] if name.endswith(".json") else document
+    path.write_text("".join(json.dumps(line) + "\n" for line in written), encoding="utf-8")
+    for rollout in read(path, skip_bad=True, completed=True)[0].values():
+        [again] = read_lines(write_lines(rollout.capture, rollout.result)).rollouts.values()
+        assert again.capture.records == rollout.capture.records
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -14,7 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from gristmill.captures.fields import JsonObject, count_at, name_at
+from gristmill.captures.call_line import id_at
+from gristmill.captures.fields import JsonObject, count_at
 from gristmill.captures.reply import Unexpected
 from gristmill.errors import DecodeError
 from gristmill.interop.attempt import hole, refused
@@ -79,7 +80,8 @@ def rollout_id_of(line: JsonObject) -> str | None:
     Raises:
         Unexpected: one of them has another type.
     """
-    stated = name_at(line, "_ng_rollout_id", "$") or name_at(line, "rollout_id", "$")
+    stated = id_at(line, "_ng_rollout_id")
+    stated = id_at(line, "rollout_id") if stated is None else stated
     if stated is None:
         task, rollout = count_at(line, "_ng_task_index", "$"), count_at(line, "_ng_rollout_index", "$")
         if task is None or rollout is None:
@@ -181,7 +183,7 @@ class Files:
             yield one
 
     def _source(self, path: Path) -> _Source:
-        owner = next((path.name.removesuffix(end) for end in _OF_ONE if path.name.endswith(end)), None)
+        owner = next((path.name.removesuffix(end) for end in _OF_ONE if path.name.endswith(end)), None) or None
         if path.suffix == ".json":
             documents = self._documents(path)
             return _Source(None, documents, None, frozenset(documents), frozenset())

@@ -15,14 +15,15 @@ from typing import Final, cast
 
 import msgspec
 
+from gristmill.canonical import JsonValue
 from gristmill.captures import CapturedRollout
 from gristmill.captures.decode import decode_value
 from gristmill.captures.exchange_line import parse_exchange
 from gristmill.captures.fields import JsonObject, count_at, kind_of, list_at, name_at, text_at
-from gristmill.captures.reply import Unexpected
+from gristmill.captures.reply import Unexpected, encodable
 from gristmill.errors import DecodeError
 from gristmill.interop.attempt import AttemptLines, hole, refused
-from gristmill.interop.foreign import objects_at
+from gristmill.interop.foreign import kept, objects_at
 from gristmill.interop.importer import Importer, Report
 from gristmill.interop.lines import Line
 from gristmill.interop.nemo_gym.files import Files, Kind, is_certain
@@ -172,7 +173,7 @@ class _Rollout:
         parent = name_at(value, "parent_call_id", "$")
         version = count_at(value, "weight_version", "$")
         generated = 0 if tokens is None else len(tokens.generation or ())
-        created = value.get("created_at")
+        created = _kept(value, "created_at")
         self._attempt.call(
             {
                 "model_call_id": call_id,
@@ -188,7 +189,7 @@ class _Rollout:
                 "weight_versions": None
                 if version is None or not generated
                 else [{"version": version, "start": 0, "end": generated}],
-                "admitted_at": value.get("admitted_at"),
+                "admitted_at": _kept(value, "admitted_at"),
                 # An entry that was written without a clock says 0.
                 "completed_at": created if created else None,
                 **self._exchanged(call_id, told),
@@ -204,11 +205,11 @@ class _Rollout:
         self._report.lose("observations")
         status = count_at(value, "status_code", "$")
         added: JsonObject = {
-            "request": value.get("request"),
-            "reply": value.get("response"),
+            "request": _kept(value, "request"),
+            "reply": _kept(value, "response"),
             "http_status": status,
-            "admitted_at": value.get("started_at"),
-            "completed_at": value.get("completed_at"),
+            "admitted_at": _kept(value, "started_at"),
+            "completed_at": _kept(value, "completed_at"),
         }
         dialect = text_at(value, "dialect", "$")
         if dialect in _ROUTES and value.get("response") is not None and told.get("response_status") is None:
@@ -225,20 +226,19 @@ class _Rollout:
         if dialect not in _ROUTES:
             raise Unexpected(f"one of {', '.join(_ROUTES)}", repr(dialect), "$.dialect")
         self._report.lose("observations")
-        status, body = count_at(value, "status_code", "$"), value.get("response")
+        status, body = count_at(value, "status_code", "$"), _kept(value, "response")
+        asked = _kept(value, "request")
         if body is None and (status or 0) < 400:
-            self._attempt.call(
-                {"model_call_id": call_id, "request": value.get("request"), "response_status": "unknown"}
-            )
+            self._attempt.call({"model_call_id": call_id, "request": asked, "response_status": "unknown"})
             return
-        request = {"path": _ROUTES[dialect], "body": value.get("request")}
+        request = {"path": _ROUTES[dialect], "body": asked}
         stated: JsonObject = {
             "model_call_id": call_id,
             "request": request,
             "status": 200 if status is None else status,
             "body": body,
-            "admitted_at": value.get("started_at"),
-            "completed_at": value.get("completed_at"),
+            "admitted_at": _kept(value, "started_at"),
+            "completed_at": _kept(value, "completed_at"),
             "session_id": value.get("client_session_id"),
         }
         parsed = parse_exchange(stated, self._id, 0, call_id)
@@ -251,7 +251,7 @@ class _Rollout:
         call_id = _call_id(row)
         failure = text_at(row, "failure_reason", "$")
         if failure is not None:
-            self.lose([LostCall(model_call_id=call_id, reason=failure, maybe_received=True)])
+            self.lose([LostCall(model_call_id=call_id, reason=encodable(failure), maybe_received=True)])
         elif row.get("staging_key") is None:
             # It only served to find parents by Gym's own fingerprints.
             self._report.lose("fingerprints")
@@ -267,7 +267,7 @@ class _Rollout:
             self._row(row, line)
         for failed, place in objects_at(value, "failures", "$"):
             reason = text_at(failed, "reason", place) or "its capture failed"
-            self.lose([LostCall(model_call_id=_call_id(failed), reason=reason, maybe_received=True)])
+            self.lose([LostCall(model_call_id=_call_id(failed), reason=encodable(reason), maybe_received=True)])
         if kind is Kind.RECEIPT:
             self._receipt(value)
 
@@ -276,7 +276,7 @@ class _Rollout:
         if poisoned is not None and not isinstance(poisoned, bool):
             raise Unexpected("true or false", kind_of(poisoned), "$.capture_poisoned")
         if poisoned or reason is not None:
-            why = reason or "its receipt says that the capture is poisoned"
+            why = encodable(reason or "its receipt says that the capture is poisoned")
             self.lose([LostCall(model_call_id="unnamed", reason=why, maybe_received=True)])
         terminal = name_at(value, "terminal_model_call_id", "$")
         handed: JsonObject = {}
@@ -284,7 +284,7 @@ class _Rollout:
             if value.get("terminal_selection") == "heuristic":
                 self._report.lose("terminal_guessed")
             elif terminal in self._rows:
-                handed["terminal_response_id"] = self._rows[terminal].value.get("response_id")
+                handed["terminal_response_id"] = name_at(self._rows[terminal].value, "response_id", "$")
         if self._attempt.result is None:
             self._attempt.result = Result(value=handed, reward=reward_at(value.get("reward"), "$.reward"))
 
@@ -329,6 +329,11 @@ def _parent(value: JsonObject, parent: str | None) -> JsonObject:
     if parent is not None:
         return {"parent_call_id": parent, "parent_resolution": "resolved"}
     return {"parent_resolution": "root"} if value.get("mode") == "text" else {}
+
+
+def _kept(holder: JsonObject, key: str) -> JsonValue:
+    """Return a value that is kept as it stands, None where there is none; `Unexpected` as `kept`."""
+    return kept(holder.get(key), f"$.{key}")
 
 
 def _call_id(holder: Mapping[str, object]) -> str:

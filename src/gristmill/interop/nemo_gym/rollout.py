@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 from gristmill.atoms import read_item
 from gristmill.canonical import JsonValue
 from gristmill.captures.fields import JsonObject, kind_of, list_at, name_at, text_at
-from gristmill.captures.reply import Unexpected
+from gristmill.captures.reply import Unexpected, encodable
 from gristmill.errors import SelectionError
 from gristmill.interop.foreign import kept, object_at
 from gristmill.interop.reward import reward_at
@@ -63,7 +63,7 @@ def _why_masked(line: JsonObject) -> str:
     if isinstance(capture, dict):
         told.append(cast(JsonObject, capture).get("error"))
     why = [text for text in told if isinstance(text, str) and text]
-    return f"NeMo Gym masked it: {why[0]}" if why else "NeMo Gym masked it"
+    return f"NeMo Gym masked it: {encodable(why[0])}" if why else "NeMo Gym masked it"
 
 
 def _without_tokens(line: JsonObject) -> JsonObject:
