@@ -318,6 +318,8 @@ def _tell(service: Service, *, as_json: bool) -> None:
             remark("note", f"{engine['engine']}: {note}")
     if not any(engine["up"] for engine in engines):
         remark("note", "no engine is up yet; calls are answered 503 until one is")
+    if service.ledger.shared:
+        remark("note", f"other gateways of this ledger send requests on to {service.advertised}")
     if not config.on_loopback and config.tls_cert is None:
         remark("warning", "keys travel in the clear: it listens off loopback without TLS")
     sys.stdout.flush()

@@ -124,13 +124,14 @@ class Service:
             await asyncio.sleep(0.005)
         self.address = _address(config, listener)
         self.base_url = self.address if config.public_url is None else config.public_url.rstrip("/")
-        self.ledger.announce(self._advertised())
+        self.ledger.announce(self.advertised)
         sweep = Sweep(app.rollouts, config.abandon_after_s, config.drain_s)
         sweeping = asyncio.ensure_future(sweep.run())
         stack.callback(sweeping.cancel)
 
-    def _advertised(self) -> str:
-        """Return the address that other processes with this ledger are told."""
+    @property
+    def advertised(self) -> str:
+        """The address that other processes with this ledger are told."""
         if not self.ledger.shared:
             # Whoever joins is on this machine.
             return self.address

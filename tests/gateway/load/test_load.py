@@ -70,9 +70,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
 
 def test_nothing_is_lost_or_astray_where_two_gateways_have_one_ledger(tmp_path: Path) -> None:
     # Harnesses ask either; what one has the other must send on, and take over when that one is killed.
-    plan = Plan(
-        rollouts=20, calls=5, at_once=20, kills=2, seed=11, gateways=2, ledger=fresh_url()
-    )
+    plan = Plan(rollouts=20, calls=5, at_once=20, kills=2, seed=11, gateways=2, ledger=fresh_url())
     outcome = asyncio.run(run(plan, tmp_path))
     assert outcome.violations == []
     assert outcome.kills == 2
