@@ -90,7 +90,23 @@ def test_a_truncated_file_is_refused(form: Format, cut: float, tmp_path: Path) -
 
 @EVERY
 @pytest.mark.parametrize(
-    "text", ["", "\n\n", "[", "3", '"text"', "null", "{}", "[[]]", '{"a": 1, "a": 2}', "\xff", "{" * 9000, "NaN"]
+    "text",
+    [
+        "",
+        "\n\n",
+        "[",
+        "3",
+        '"text"',
+        "null",
+        "{}",
+        "[[]]",
+        '{"a": 1, "a": 2}',
+        "\xff",
+        "{" * 9000,
+        "NaN",
+        '{"a": NaN',
+        '{"a": NaN, "b": ' + "[" * 500 + "]" * 500 + "}",
+    ],
 )
 def test_files_that_hold_something_else(form: Format, text: str, tmp_path: Path) -> None:
     """What is no capture is refused or empty; it never becomes a call."""
