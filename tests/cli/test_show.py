@@ -77,7 +77,7 @@ def test_json(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [rollout] = run(capsys, "show", wide, "--json").json["rollouts"]
     assert set(rollout) == {
         *("rollout_id", "attempt", "state", "outcome", "code", "where", "message", "policy", "options", "reward"),
-        *("group_id", "terminal_call_id", "rows", "calls", "lost", "funnel"),
+        *("group_id", "advantage", "credits", "failure", "terminal_call_id", "rows", "calls", "lost", "funnel"),
     }
     assert {frozenset(one) for one in rollout["calls"]} == {frozenset(CALL_KEYS)}
     calls = {one["model_call_id"]: one for one in rollout["calls"]}
@@ -307,3 +307,15 @@ def test_tokens_that_contradict_their_record(tmp_path: Path, capsys: pytest.Capt
     shown = look(Attempt(tmp_path, msgspec.structs.replace(capture, tokens=broken), Result()), Choice())
     assert _tokens_json(shown, capture.records[2]) is None
     assert json.dumps(sorted(shown.certificates)) == '["x1"]' or shown.certificates == {}
+
+
+def test_what_the_result_credits_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Why a rollout is not trained, and what single calls were worth, must not need a look into the ledger."""
+    credit = {"model_call_id": "c1", "start": 1, "reward": 0.5}
+    failure = {"reason": "sandbox gone", "attribution": "mask"}
+    result = returned(*TWO_TURNS, advantage=2, credits=[credit], failure=failure)
+    folder = write_story(tmp_path / "in", result=result)
+    [shown] = run(capsys, "show", folder, "--json").json["rollouts"]
+    assert (shown["advantage"], shown["credits"], shown["failure"]) == (2.0, [credit], failure)
+    assert shown["code"] == "failure_masked"
+    assert "reward 1, group g, failed (mask): sandbox gone" in run(capsys, "show", folder).out

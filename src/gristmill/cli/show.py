@@ -1,12 +1,14 @@
 """`gristmill show`: the calls of a rollout as a tree, with verdicts, retries, branches, drift and delivery.
 
 JSON: `{"rollouts": [{rollout_id, attempt, state, outcome, code, where, message, policy, options, reward, group_id,
-terminal_call_id, rows, calls: […], lost: [{model_call_id, parent_call_id, reason, maybe_received, code}], funnel}],
-"bad_lines"}`; an element for each attempt. A call is `{model_call_id, depth, parent_call_id, parent_resolution, kind,
-purpose, included, code, evidence, scored, response_id, dialect, model, response_status, finish_reason, served, usable,
-unusable_reason, prompt_tokens, sampled_tokens, context, delivery, admitted_at, completed_at}`, in the order of the
-tree; `kind` is `start`, `continuation`, `retry`, `branch`, `subagent`, `compaction` or `auxiliary`, `context` is
-`{relation, cause, position}`: how the prompt relates to the tokens of the parent, null where there is none to tell.
+advantage, credits: [{model_call_id, start, end, reward, advantage}], failure: {reason, attribution}, terminal_call_id,
+rows, calls: […], lost: [{model_call_id, parent_call_id, reason, maybe_received, code}], funnel}], "bad_lines"}`; an
+element for each attempt; a credit has only what was given. A call is `{model_call_id, depth, parent_call_id,
+parent_resolution, kind, purpose, included, code, evidence, scored, response_id, dialect, model, response_status,
+finish_reason, served, usable, unusable_reason, prompt_tokens, sampled_tokens, context, delivery, admitted_at,
+completed_at}`, in the order of the tree; `kind` is `start`, `continuation`, `retry`, `branch`, `subagent`, `compaction`
+or `auxiliary`, `context` is `{relation, cause, position}`: how the prompt relates to the tokens of the parent, null
+where there is none to tell.
 
 With `--call`: that call's object and `rollout_id, attempt, text, items: [{kind, type, id, fingerprint, text}],
 tokens: {prompt_len, prev_len, base_call_id, cum_len, before, sampled, logprobs, sequence_digest}, certificate,
@@ -22,6 +24,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 
 from gristmill.cli.attempts import Attempt, Captures, paths_and_name, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
@@ -169,6 +172,9 @@ def _rollout_json(shown: Shown) -> dict[str, Any]:
         "options": dict(decided.options),
         "reward": attempt.result.reward,
         "group_id": attempt.result.group_id,
+        "advantage": attempt.result.advantage,
+        "credits": msgspec.to_builtins(attempt.result.credits),
+        "failure": msgspec.to_builtins(attempt.result.failure),
         "terminal_call_id": shown.terminal,
         "rows": 0 if isinstance(outcome, Rejected) else len(outcome.rows),
         "calls": [
@@ -273,8 +279,10 @@ def _title(shown: Shown) -> str:
     options = "".join(f" {name}={value}" for name, value in decided.options.items())
     reward = "no reward" if summary.reward is None else f"reward {summary.reward:.6g}"
     group = f", group {summary.group_id}" if summary.group_id else ""
+    failure = attempt.result.failure
+    failed = "" if failure is None else f", failed ({failure.attribution}): {failure.reason}"
     came = "rejected" if isinstance(decided, Rejected) else f"{len(decided.calls)} of {len(decided.verdicts)} calls"
-    return f"{decided.rollout_id}{number}  {summary.state}, {reward}{group}  {decided.policy}{options}  {came}"
+    return f"{decided.rollout_id}{number}  {summary.state}, {reward}{group}{failed}  {decided.policy}{options}  {came}"
 
 
 def _show_tree(shown: Shown) -> None:
