@@ -26,7 +26,7 @@ CORE_FILES := $(subst $(comma),$(comma)src/gristmill/,src/gristmill/$(CORE),$(CO
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- environment -----------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ bench: setup ## benchmarks: medians and ratios to a floor measured in the same r
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-all lint type imports docs oracle e2e-vllm e2e-harness load
+.PHONY: test test-all lint type imports docs oracle e2e-vllm e2e-harness e2e-trainers load
 test: setup-dev ## the quick tests: no slow, no end-to-end ones
 	$(BIN)/python -m pytest -m "not slow and not e2e" $(ARGS)
 
@@ -99,6 +99,9 @@ e2e-vllm: setup-dev ## a real vLLM on CPU behind the gateway: ids of rows are th
 
 e2e-harness: setup-dev ## real harnesses through the gateway, offline
 	bash tests/e2e/harness.sh $(ARGS)
+
+e2e-trainers: ## rows against the real classes of the trainers, an environment each
+	bash tests/e2e/trainers.sh $(ARGS)
 
 load: setup-dev ## 1,000 rollouts while the gateway is killed and restarted
 	$(BIN)/python -m tests.gateway.load $(ARGS)

@@ -14,12 +14,16 @@ from contextlib import chdir, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+# Some packages bring a `tests` of their own, which would be found before a folder that is no package.
+sys.modules["tests"] = ModuleType("tests")
+sys.modules["tests"].__path__ = [str(ROOT / "tests")]
 
 from gristmill.reconstruction import Row  # noqa: E402 - found through the lines above
 from tests.export.trainers.rollouts import generated  # noqa: E402
