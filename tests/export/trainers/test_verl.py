@@ -160,6 +160,16 @@ def test_rewards_are_there_for_all_or_for_none() -> None:
     assert refusal([short(reward=None), *fork()]) is Code.REWARD_MISSING
 
 
+def test_a_rollout_has_one_reward() -> None:
+    """verl takes that of the last output for all, so that others would be lost."""
+    first, second = fork()
+    rows = [first, replace(second, reward=0.0)]
+    assert refusal(rows) is Code.REWARDS_DIFFER
+    with pytest.raises(ReconstructionError) as raised:
+        agent_loop_outputs(rows)
+    assert raised.value.code is Code.REWARDS_DIFFER
+
+
 def test_rewards_of_calls_are_added_where_a_row_is_the_rollout() -> None:
     """verl takes the sum of a row for its score, and of a session the last row alone."""
     [row] = source_of(chain(2)).rows

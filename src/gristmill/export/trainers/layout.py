@@ -292,13 +292,14 @@ def rewards_of(rows: Sequence[Row], *, calls: bool) -> list[Float32Array]:
         of each row float32[T]; its sum is what a trainer takes for the score of the rollout.
 
     Raises:
-        ReconstructionError: `reward_missing`; `not_expressible`: calls of a rollout of several rows have rewards, so
-            that no row's sum is the score.
+        ReconstructionError: `reward_missing`, `rewards_differ`; `not_expressible`: calls of a rollout of several rows
+            have rewards, so that no row's sum is the score.
     """
+    reward = one_reward(rows)
     rewards: list[Float32Array] = []
     for row in rows:
         made = np.zeros(row.token_ids.size, np.float64)
-        made[-1] = reward_of(row)
+        made[-1] = reward
         for credit in row.credits if calls else ():
             if credit.reward is not None and row.row_count > 1:
                 message = f"expected no rewards of calls in rollout {row.rollout_id!r}: it makes {row.row_count} rows"

@@ -26,6 +26,7 @@ from gristmill.export.trainers.layout import (
     group_of,
     joined,
     metadata_of,
+    one_reward,
     padded,
     prompt_response,
     refuse_media,
@@ -55,6 +56,8 @@ _INSTALL: Final = "pip install verl==0.9.1"
 
 
 def _samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
+    if any(row.reward is not None for row in source.rows):
+        one_reward(source.rows)
     made: list[Sample] = []
     for row in source.rows:
         refuse_media(row, "verl")
@@ -126,7 +129,7 @@ def agent_loop_outputs(rows: Iterable[Row]) -> list[Any]:
 
     Raises:
         ConfigError: `trainer_missing`.
-        ReconstructionError: `not_expressible`.
+        ReconstructionError: `not_expressible`, `rewards_differ`.
         ExportError: `row_missing`.
     """
     output_class = trainer_module("verl.experimental.agent_loop.agent_loop", _INSTALL).AgentLoopOutput
@@ -165,7 +168,8 @@ def data_proto(
     Raises:
         ConfigError: `trainer_missing`.
         ReconstructionError: `row_too_long`; `reward_missing` and `advantage_required`: some have one and some have
-            none; `not_expressible`: media, or rewards of calls in a rollout of several rows; `nothing_to_train`.
+            none; `rewards_differ`; `not_expressible`: media, or rewards of calls in a rollout of several rows;
+            `nothing_to_train`.
         ExportError: `row_missing`.
     """
     torch, proto = trainer_module("torch", _INSTALL), trainer_module("verl", _INSTALL).DataProto
