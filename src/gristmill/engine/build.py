@@ -8,6 +8,7 @@ Not here: one partition (partition), engines (local, ray_data).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from enum import StrEnum
@@ -105,9 +106,10 @@ def build(  # noqa: PLR0913 - one call makes all of a build
         reports = run_ray(job, plan.todo, jobs)
     else:
         reports = run_local(job, plan.todo, jobs)
-    for report in reports:
-        raise_failure(report)
-        on_part(report)
+    with contextlib.closing(reports):
+        for report in reports:
+            raise_failure(report)
+            on_part(report)
     summary = add_up(place, job.options, plan.tasks, planned.groups)
     place.write(SUMMARY_NAME, summary.encode())
     return summary

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
@@ -24,7 +24,7 @@ from gristmill.errors import Code, ExportError
 __all__ = ["run_local", "worker_lost"]
 
 
-def run_local(job: BuildJob, tasks: Sequence[PartTask], jobs: int) -> Iterator[PartReport]:
+def run_local(job: BuildJob, tasks: Sequence[PartTask], jobs: int) -> Generator[PartReport]:
     """Make partitions, and report each when it is there.
 
     Args:

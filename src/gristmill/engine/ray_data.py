@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -45,7 +45,7 @@ class _MakePart:
         return {"report": reports}
 
 
-def run_ray(job: BuildJob, tasks: Sequence[PartTask], jobs: int) -> Iterator[PartReport]:
+def run_ray(job: BuildJob, tasks: Sequence[PartTask], jobs: int) -> Generator[PartReport]:
     """Make partitions, and report each when it is there.
 
     Args:
@@ -80,7 +80,7 @@ def run_ray(job: BuildJob, tasks: Sequence[PartTask], jobs: int) -> Iterator[Par
             ray.shutdown()
 
 
-def _reports(ray: Any, ray_data: Any, job: BuildJob, tasks: Sequence[PartTask], jobs: int) -> Iterator[PartReport]:
+def _reports(ray: Any, ray_data: Any, job: BuildJob, tasks: Sequence[PartTask], jobs: int) -> Generator[PartReport]:
     context = ray_data.DataContext.get_current()
     context.enable_progress_bars = False
     rows = [{"task": msgspec.json.encode(task).decode()} for task in tasks]
@@ -97,8 +97,12 @@ def _reports(ray: Any, ray_data: Any, job: BuildJob, tasks: Sequence[PartTask], 
             max_retries=0,
         )
     logging.getLogger("ray.data").setLevel(logging.ERROR)
+    rows_made: Any = iter(made.iter_rows())
     try:
-        for row in made.iter_rows():
+        for row in rows_made:
             yield msgspec.json.decode(row["report"], type=PartReport)
     except ray.exceptions.RayError as error:
         raise worker_lost(str(error).partition("\n")[0]) from error
+    finally:
+        # What runs is told to stop, when the build has ended before.
+        rows_made.close()

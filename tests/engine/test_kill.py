@@ -1,0 +1,88 @@
+"""Builds that are killed, and workers that are."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gristmill.engine import build
+from tests.cli.stories import run
+from tests.engine.builds import DEADLY, contents, many_parts, start
+
+KILLS = 10
+
+
+def _finished(rows: Path) -> int:
+    return sum(1 for _ in rows.glob("run=*/part=*/manifest.json"))
+
+
+def _killed(rng: random.Random, number: int, runs: Path, rows: Path) -> bool:
+    """Kill a build at random: on its way to its first partitions, or a little after some more of them are there."""
+    process = start("build", runs, rows, "--jobs", "2")
+    wanted = _finished(rows) + rng.randrange(4)
+    while process.poll() is None and _finished(rows) < wanted:
+        try:
+            process.wait(timeout=0.002)
+        except subprocess.TimeoutExpired:
+            continue
+    try:
+        process.wait(timeout=rng.random() * 0.4)
+    except subprocess.TimeoutExpired:
+        if number % 2:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            # Only the one that was started: its workers have to notice.
+            process.kill()
+    # They hold the pipes, so this ends when the last of them has.
+    process.communicate(timeout=60)
+    return process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_ten_kills_change_no_byte(tmp_path: Path) -> None:
+    """A build of a night is killed now and then; nobody may find out from its rows."""
+    runs, rows = tmp_path / "runs", tmp_path / "rows"
+    many_parts(runs, 160, part_bytes=1)
+    build(runs, tmp_path / "whole")
+    rng = random.Random(7)
+    killed = sum(_killed(rng, number, runs, rows) for number in range(KILLS))
+    assert killed == KILLS
+    assert 0 < _finished(rows) < 160
+    build(runs, rows, jobs=2)
+    assert contents(rows) == contents(tmp_path / "whole")
+
+
+def test_one_kill_leaves_whole_partitions_only(tmp_path: Path) -> None:
+    """The same in short, for every day."""
+    runs, rows = tmp_path / "runs", tmp_path / "rows"
+    many_parts(runs, 60, part_bytes=1)
+    build(runs, tmp_path / "whole")
+    assert _killed(random.Random(3), 0, runs, rows)
+    whole = contents(tmp_path / "whole")
+    for manifest in rows.glob("run=*/part=*/manifest.json"):
+        for path in manifest.parent.iterdir():
+            assert path.read_bytes() == whole[str(path.relative_to(rows))]
+    build(runs, rows)
+    assert contents(rows) == whole
+
+
+def test_a_worker_that_dies_ends_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Out of memory, for example: an error that says so, and what was finished stays."""
+    many_parts(tmp_path / "runs", part_bytes=1)
+    (tmp_path / "deadly_policy.py").write_text(DEADLY, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    ran = run(capfd, "build", "runs", "rows", "--policy", "deadly_policy:deadly", "--jobs", "2", "--json")
+    assert (ran.code, ran.json["error"]["code"]) == (3, "worker_lost")
+    there = _finished(tmp_path / "rows")
+    assert there > 5
+    assert not (tmp_path / "rows" / "summary.json").exists()
+    (tmp_path / "deadly_policy.py").write_text(DEADLY.replace("00030", "nobody"), encoding="utf-8")
+    ran = run(capfd, "build", "runs", "rows", "--policy", "deadly_policy:deadly", "--jobs", "2", "--json")
+    assert (ran.code, ran.json["there"]) == (0, there)
