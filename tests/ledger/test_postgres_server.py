@@ -320,3 +320,14 @@ def test_a_url_that_libpq_does_not_understand_is_refused_without_its_password() 
         said = f"{caught.value.message} {caught.value.where} {caught.value.hint}"
         assert "s3" not in said, said
         assert caught.value.code in {Code.OPTION_INVALID, Code.LEDGER_UNREACHABLE}
+
+
+def test_a_server_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A test that is passed over in silence proves nothing; where the server has to be there, it fails.
+    monkeypatch.setattr("tests.ledger.server.binaries", lambda: None)
+    monkeypatch.delenv("REQUIRE_POSTGRES", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no PostgreSQL server is installed"):
+        wanted_server()
+    monkeypatch.setenv("REQUIRE_POSTGRES", "1")
+    with pytest.raises(pytest.fail.Exception, match="no PostgreSQL server is installed"):
+        wanted_server()
