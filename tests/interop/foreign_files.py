@@ -307,9 +307,54 @@ def _traces(path: Path, tokens: Json) -> Path:
     return lines(path, [trace(0), trace(1), trace(2, **{names[name]: given for name, given in tokens.items()})])
 
 
+def _token_records(path: Path, tokens: Json) -> Path:
+    """NeMo Gym's token records, prompts stored whole."""
+    written: list[Json] = []
+    for index, (prompt, sampled, logprobs) in enumerate(TURNS):
+        given = tokens if index == 2 else {}
+        served = {"type": "message", "role": "assistant", "content": TEXTS[index]}
+        line = {
+            "schema_version": 1,
+            "rollout_id": "7-0",
+            "model_call_id": f"c{index}",
+            "response_id": f"resp-{index}",
+            "model": "policy",
+            "prompt_token_ids": given.get("prompt", prompt),
+            "generation_token_ids": given.get("sampled", sampled),
+            "generation_log_probs": given.get("logprobs", logprobs),
+            "output_items": [served],
+            "token_item_index": 0,
+            "parent_call_id": f"c{index - 1}" if index else None,
+            "parent_resolution": "resolved" if index else "root",
+            "prompt_is_delta": False,
+        }
+        written.append(line)
+    return lines(path, written)
+
+
+def _token_items(path: Path, tokens: Json) -> Path:
+    """A rollout of NeMo Gym whose items carry the tokens of their calls."""
+    output: list[Json] = []
+    for index, (prompt, sampled, logprobs) in enumerate(TURNS):
+        given = tokens if index == 2 else {}
+        item = {
+            "type": "message",
+            "role": "assistant",
+            "content": TEXTS[index],
+            "prompt_token_ids": given.get("prompt", prompt),
+            "generation_token_ids": given.get("sampled", sampled),
+            "generation_log_probs": given.get("logprobs", logprobs),
+        }
+        output += [item, {"role": "user", "content": "Go on."}]
+    line = {"_ng_task_index": 7, "_ng_rollout_index": 0, "reward": 1.0, "response": {"id": "resp", "output": output}}
+    return lines(path, [line])
+
+
 FORMATS = (
     Format("request-response", "log.jsonl", _pairs, ("line-1", "line-2", "line-3")),
     Format("atif", "trajectory.json", _trajectory, ("step-2", "step-4", "step-6")),
     Format("harbor", "result.json", _trial, ("0.0", "0.1", "0.2")),
     Format("rllm", "traces.jsonl", _traces, ("t0", "t1", "t2")),
+    Format("nemo-gym", "7-0.tokens.jsonl", _token_records, ("c0", "c1", "c2")),
+    Format("nemo-gym", "rollouts.jsonl", _token_items, ("item-0", "item-2", "item-4")),
 )

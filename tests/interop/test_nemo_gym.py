@@ -318,6 +318,19 @@ def test_a_mark_without_a_name_is_a_hole(tmp_path: Path) -> None:
     assert [call.model_call_id for call in rollout.capture.lost] == ["unnamed"]
 
 
+def test_a_rollout_that_lost_every_call_is_there(tmp_path: Path) -> None:
+    """Left out, it would be missing from its group without a word."""
+    (tmp_path / "7-9.tokens.intents").write_text("c1\n")
+    write(tmp_path / "7-8.tokens.jsonl")
+    rollouts, _ = read(tmp_path)
+    assert {name: [call.model_call_id for call in one.capture.lost] for name, one in rollouts.items()} == {
+        "7-9": ["c1"]
+    }
+    assert not read(tmp_path / "7-8.tokens.jsonl")[0]
+    (tmp_path / "7-8.tokens.incomplete").write_text("c2\n")
+    assert list(read(tmp_path / "7-8.tokens.jsonl")[0]) == ["7-8"]
+
+
 def test_what_has_no_place_is_counted(tmp_path: Path) -> None:
     first, *_ = lines("7-0.tokens.jsonl")
     write(tmp_path / "7-0.tokens.jsonl", {**first, "routed_experts": [[[1]]]})

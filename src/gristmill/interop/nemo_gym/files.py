@@ -28,6 +28,10 @@ __all__ = ["Files", "Kind", "is_certain", "kind_of_line", "rollout_id_of"]
 
 _TOKENS: Final = ".tokens.jsonl"
 _OF_ONE: Final = (_TOKENS, ".lineage.jsonl", ".capture.jsonl")
+_MARKS: Final = {
+    ".tokens.incomplete": "NeMo Gym marked it as lost",
+    ".tokens.intents": "it was begun and never recorded",
+}
 _SIDECAR: Final = "_failures.jsonl"
 _PASSED_OVER: Final = "not read: nothing of a rollout stands in it"
 
@@ -124,8 +128,9 @@ class Files:
         for source in self._sources:
             keys = [key.rollout_id for key in source.lines.keys] if source.lines is not None else source.documents
             found.update(dict.fromkeys(keys))
-            if source.owner is not None:
+            if source.owner is not None and source.lines is not None and source.lines.lost:
                 found.setdefault(source.owner)
+        found.update(dict.fromkeys(self._marked()))
         return list(found)
 
     def lines(self, rollout_id: str) -> Iterator[tuple[Kind, Line]]:
@@ -152,12 +157,21 @@ class Files:
 
     def missing(self, rollout_id: str, known: frozenset[str]) -> Iterator[LostCall]:
         """Give the calls that Gym says it lost: marked as such, or begun and never recorded."""
-        marked = self._folder / f"{rollout_id}.tokens.incomplete"
-        intents = self._folder / f"{rollout_id}.tokens.intents"
-        names = _names(marked, "NeMo Gym marked it as lost") | _names(intents, "it was begun and never recorded")
+        names: dict[str, str] = {}
+        for end, why in _MARKS.items():
+            names = _names(self._folder / f"{rollout_id}{end}", why) | names
         yield from (_lost(name, why) for name, why in names.items() if name and name not in known)
         if "" in names:
             yield _lost("unnamed", names[""])
+
+    def _marked(self) -> Iterator[str]:
+        """Name the rollouts of marks that lie beside what was given: one may have lost all its calls."""
+        if self._given.is_dir():
+            for path in sorted(self._given.iterdir()):
+                yield from (path.name.removesuffix(end) for end in _MARKS if path.name.endswith(end))
+        elif self._given.name.endswith(_TOKENS):
+            owner = self._given.name.removesuffix(_TOKENS)
+            yield from (owner for end in _MARKS if (self._folder / f"{owner}{end}").is_file())
 
     def _paths(self, path: Path) -> Iterator[Path]:
         if not path.is_dir():
