@@ -72,34 +72,36 @@ check() {
   tail -n 1 "$logs/$1.out"
 }
 
-names=("$@")
-if ((${#names[@]} == 0)); then
-  for path in "$folders"/*/check.py; do names+=("$(basename "$(dirname "$path")")"); done
-fi
-lines="$logs/checked.jsonl"
-: >"$lines"
-failed=()
-for name in "${names[@]}"; do
-  if [[ ! -f $folders/$name/check.py || ! -f $folders/$name/requirements.txt ]]; then
-    say "error: no check.py and requirements.txt for '$name' in ${folders#"$repository"/}"
-    failed+=("$name")
-    continue
+main() {
+  local names=("$@") failed=() lines="$logs/checked.jsonl" name path code
+  if ((${#names[@]} == 0)); then
+    for path in "$folders"/*/check.py; do names+=("$(basename "$(dirname "$path")")"); done
   fi
-  say "checking $name"
-  # Not in a condition: `set -e` would not hold inside it.
-  set +e
-  (
+  : >"$lines"
+  for name in "${names[@]}"; do
+    if [[ ! -f $folders/$name/check.py || ! -f $folders/$name/requirements.txt ]]; then
+      say "error: no check.py and requirements.txt for '$name' in ${folders#"$repository"/}"
+      failed+=("$name")
+      continue
+    fi
+    say "checking $name"
+    # Not in a condition: `set -e` would not hold inside it.
+    set +e
+    (
+      set -e
+      trainer_environment "$name"
+      check "$name" >>"$lines"
+    )
+    code=$?
     set -e
-    trainer_environment "$name"
-    check "$name" >>"$lines"
-  )
-  code=$?
-  set -e
-  ((code == 0)) || failed+=("$name")
-done
+    ((code == 0)) || failed+=("$name")
+  done
 
-"$PYTHON" "$folders/report.py" "${#names[@]}" <"$lines" || failed+=("report")
-if ((${#failed[@]})); then
-  say "error: not checked: ${failed[*]}"
-  exit 1
-fi
+  "$PYTHON" "$folders/report.py" "${#names[@]}" <"$lines" || failed+=("report")
+  if ((${#failed[@]})); then
+    say "error: not checked: ${failed[*]}"
+    exit 1
+  fi
+}
+
+main "$@"
