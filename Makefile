@@ -113,8 +113,8 @@ lock: setup-dev ## re-make both lock files (LOCK=--upgrade for newer releases)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	  echo "error: locks are made with the oldest supported Python, 3.11; .venv has $$($(BIN)/python -V)" >&2; \
 	  echo "hint: make clean, then make lock PYTHON=python3.11" >&2; exit 3; }
-	$(COMPILE) $(LOCK) --extra gateway --extra engine -o requirements.lock pyproject.toml
-	$(COMPILE) $(LOCK) --extra gateway --extra engine --extra dev -c requirements.lock -o requirements-dev.lock pyproject.toml
+	$(COMPILE) $(LOCK) --extra gateway --extra engine --extra postgres --extra archive -o requirements.lock pyproject.toml
+	$(COMPILE) $(LOCK) --extra gateway --extra engine --extra postgres --extra archive --extra dev -c requirements.lock -o requirements-dev.lock pyproject.toml
 
 clean: ## remove the environment and everything the tools left
 	rm -rf .venv build dist htmlcov .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache .import_linter_cache
