@@ -199,14 +199,17 @@ def test_given_advantages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run(capsys, "verify", captures, out).code == 0
 
 
-def test_credits_of_calls_that_are_not_trained_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_rows_leave_out_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A verifier that scores every call must see how much of its work is used."""
     scored = [{"model_call_id": line["model_call_id"], "reward": 1} for line in story()]
-    captures = written(tmp_path / "in.jsonl", told("a", reward=1.0, credits=scored))
-    for to in ("parquet", "jsonl"):
-        out = tmp_path / to
-        losses = run(capsys, "export", captures, "--to", to, "--out", out, "--json").json["manifest"]["losses"]
-        assert losses == [{"name": "credits_untrained", "count": len(story()) - 2}]
+    failure = {"reason": "out of steps", "attribution": "score"}
+    captures = written(tmp_path / "in.jsonl", told("a", reward=1.0, advantage=1, credits=scored, failure=failure))
+    for to, asked in (("parquet", ()), ("jsonl", ()), ("jsonl", ("--advantage", "given"))):
+        out = tmp_path / f"{to}{len(asked)}"
+        ran = run(capsys, "export", captures, "--to", to, *asked, "--out", out, "--json")
+        losses = {loss["name"]: loss["count"] for loss in ran.json["manifest"]["losses"]}
+        expected = {"credits_untrained": len(story()) - 2, "failures": 1}
+        assert losses == expected | ({} if asked else {"advantages": 1})
         assert run(capsys, "verify", captures, out).code == 0
 
 

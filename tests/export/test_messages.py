@@ -16,7 +16,7 @@ from gristmill.export import FolderCheck, Manifest, Needs, loss_lines, open_expo
 from gristmill.export.messages import conversations
 from gristmill.pipeline import run_rollout, select_rollout
 from gristmill.reconstruction import RowMode
-from gristmill.records import Capture, Result
+from gristmill.records import Attribution, CallCredit, Capture, Failure, Result
 from gristmill.selection import Rejected, Selection, resolve_selection_policy
 from tests.export.attempts import captured
 from tests.export.folders import change_entry, entry_paths, findings
@@ -594,6 +594,21 @@ def export(folder: Path) -> Manifest:
         refused = [writer.add(*attempt) for attempt in attempts()]
         assert [one and one.code for one in refused] == [None, Code.CAPTURE_INCOMPLETE, None]
         return writer.finish()
+
+
+def test_what_a_conversation_has_no_place_for_is_counted(tmp_path: Path) -> None:
+    """Credits and advantages are for rows; whoever exports conversations must see that he goes without."""
+    capture, result, outcome = attempts()[0]
+    credited = msgspec.structs.replace(
+        result,
+        advantage=1.0,
+        credits=(CallCredit(model_call_id=capture.records[0].model_call_id, reward=1.0),),
+        failure=Failure("out of steps", Attribution.SCORE),
+    )
+    with open_export("messages", tmp_path / "out", policy="returned_history", options={}) as writer:
+        writer.add(capture, credited, outcome)
+        losses = {loss.name: loss.count for loss in writer.finish().losses}
+    assert (losses["advantages"], losses["credits"], losses["failures"]) == (1, 1, 1)
 
 
 def test_a_folder_of_conversations(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ class Format(msgspec.Struct, frozen=True):
 _ROW_LOSSES: Final = {
     "extras_as_bytes": "Extra arrays are stored as bytes beside their type and shape; nothing is dropped.",
     "credits_untrained": "Credits of calls that are not trained: left out.",
+    "advantages": "Rollouts whose result holds an advantage that was not asked for: rows have none.",
+    "failures": "Rollouts that failed and are scored: rows carry the reward and not the failure.",
 }
 _MESSAGE_LOSSES: Final = {
     "tokens": "Turns without their token ids, masks and log-probabilities: for supervised fine-tuning only.",
@@ -89,6 +91,9 @@ _MESSAGE_LOSSES: Final = {
     "fields_dropped": "Messages with fields of their own kind beside the known ones: those are left out.",
     "error_flags": "Tool results without their mark as errors.",
     "tools_dropped": "Tools that are no functions are left out of the tools.",
+    "credits": "Credits of calls: left out.",
+    "advantages": "Rollouts whose result holds an advantage: conversations have none.",
+    "failures": "Rollouts that failed and are scored: conversations carry the reward and not the failure.",
 }
 
 FORMATS: Final[Mapping[str, Format]] = {

@@ -39,9 +39,11 @@ def rows_needed(outcome: RebuiltRollout | Selection) -> tuple[Row, ...]:
 
 def losses_of_rows(result: Result, rows: Sequence[Row]) -> Counter[str]:
     """Count what rows in a file of rows leave out or change of one attempt."""
-    placed = sum(len(row.credits) for row in rows)
     return Counter(
-        extras_as_bytes=sum(len(row.extras.arrays) for row in rows), credits_untrained=len(result.credits) - placed
+        extras_as_bytes=sum(len(row.extras.arrays) for row in rows),
+        credits_untrained=len(result.credits) - sum(len(row.credits) for row in rows),
+        advantages=result.advantage is not None and any(row.advantage is None for row in rows),
+        failures=result.failure is not None,
     )
 
 

@@ -75,7 +75,9 @@ def conversations(
         losses: counts up what was lost.
         mode: one conversation per path of calls that continue each other exactly, or under `per_call` one per call.
     """
-    lost = Counter[str]()
+    lost = Counter[str](
+        credits=len(result.credits), advantages=result.advantage is not None, failures=result.failure is not None
+    )
     try:
         calls = _calls(capture, selection, lost)
         paths = [[call] for call in calls] if mode is RowMode.PER_CALL else _paths(calls)
