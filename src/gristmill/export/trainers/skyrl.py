@@ -39,6 +39,7 @@ _LOSSES: Final = statements(
     *_DROPPED,
     credits="Credits of calls and spans: a file has one reward a step; `generator_output` keeps rewards of calls.",
     group="Rows of rollouts without a group: each is a group of one, by an instance_id of its own.",
+    loss_weight="Rows of rollouts that make several: SkyRL's advantages count the rollout, its losses tokens or rows.",
     stop_reasons="Rows whose finish reason is neither stop nor length: written as stop.",
 )
 _INSTALL: Final = "pip install skyrl==0.4.0"
