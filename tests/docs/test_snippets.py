@@ -105,7 +105,8 @@ def test_json_blocks_are_json(page: Path) -> None:
 
 def _make_targets() -> Iterator[tuple[str, str]]:
     for page in pages():
-        for target in re.findall(r"\bmake ([a-z][a-z-]*)\b", "\n".join(_code(page))):
+        # As a command: what a program prints may hold the word too.
+        for target in re.findall(r"^(?:\$ |.*&& )?make ([a-z][a-z-]*)\b", "\n".join(_code(page)), re.MULTILINE):
             yield name_of(page), target
 
 
