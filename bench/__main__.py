@@ -102,7 +102,10 @@ def command(chosen: tuple[str, ...], json_file: Path | None, quick: bool) -> Non
     of = sum(result.get("target") is not None for result in results)
     click.echo(f"{met} of {of} targets met")
     if json_file is not None:
-        document = {"machine": _machine(), "quick": quick, "results": results}
+        document: dict[str, Any] = {"machine": _machine(), "quick": quick, "results": results}
+        if json_file.exists() and (scale := json.loads(json_file.read_text(encoding="utf-8")).get("scale")):
+            # The long run puts its numbers into the same file.
+            document["scale"] = scale
         json_file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         click.echo(f"written: {json_file}", err=True)
 

@@ -295,14 +295,108 @@ def performance_page(text: str) -> str:
     return f"{before}{BEGIN}\n\n{results_table(results)}\n\n{END}{after}"
 
 
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB" if size < 1e12 else f"{size / 1e12:,.2f} TB"
+
+
+def scale_text(results: Mapping[str, Any] | None) -> Iterator[str]:
+    """Write what was measured at scale, and what a hundred million calls come to."""
+    builds = [one for one in (results or {}).get("results", ()) if one["benchmark"] == "build"]
+    if builds:
+        yield "Against the bare cost: reading the same files with pyarrow, and writing the same rows."
+        yield ""
+        rows = [
+            [
+                one["name"],
+                f"{one['rows_per_second']:,.0f}",
+                f"{one['calls_per_second']:,.0f}",
+                f"{one['megabytes_per_second']:,.0f}",
+                f"{one['ratio']:.1f}",
+            ]
+            for one in builds
+        ]
+        yield from table(["work", "rows/s", "calls/s", "MB/s of rows in memory", "× the bare cost"], rows)
+    scale = (results or {}).get("scale")
+    if scale is None:
+        yield "The long run has no numbers yet."
+        return
+    calls, rollouts, stages = scale["calls"], scale["rollouts"], scale["stages"]
+    yield (
+        f"{rollouts:,} rollouts end to end: {calls:,} calls, {scale['row_tokens']:,} tokens in rows, "
+        f"{scale['partitions']} partitions."
+    )
+    yield ""
+    rows = [
+        [
+            stage["name"],
+            f"{stage['seconds']:,.0f} s",
+            f"{calls / stage['seconds']:,.0f}",
+            f"{stage['peak_bytes'] / 1e6:,.0f} MB",
+            f"{stage['growth_bytes'] / 1e6:+,.0f} MB",
+            "yes" if stage["growth_bytes"] < 0.1 * stage["peak_bytes"] else "no",
+        ]
+        for stage in stages
+    ]
+    headings = [
+        "stage",
+        "time",
+        "calls/s",
+        "peak of all processes",
+        "growth",
+        "flat (target: growth below a tenth of it)",
+    ]
+    yield from table(headings, rows)
+    yield from _extrapolated(scale)
+
+
+def _extrapolated(scale: Mapping[str, Any]) -> Iterator[str]:
+    calls, rollouts = scale["calls"], scale["rollouts"]
+    seconds = scale["stages"][-1]["seconds"]
+    many = 10**8
+    per_core = calls / seconds / 2
+    hours = many / per_core / 3600
+    yield "## A hundred million calls"
+    yield ""
+    yield f"- One processor builds {calls:,} calls / {seconds:,.0f} s / 2 = {per_core:,.0f} calls a second."
+    yield f"- 10⁸ calls / {per_core:,.0f} calls/s = {many / per_core:,.0f} s = {hours:,.1f} processor hours."
+    yield f"- On 64 processors, as parts are independent: {hours:,.1f} h / 64 = {hours / 64 * 60:,.0f} minutes."
+    for name, what in (("archive_bytes", "The archive"), ("rows_bytes", "The rows")):
+        size = scale[name]
+        yield (
+            f"- {what}: {size:,} bytes / {calls:,} calls × 10⁸ = {size / calls:,.0f} bytes × 10⁸ = "
+            f"{_gigabytes(size / calls * many)}."
+        )
+    attempts = many * rollouts / calls
+    parts = attempts / rollouts * scale["partitions"]
+    yield (
+        f"- Rollouts: 10⁸ / {calls / rollouts:.0f} = {attempts:,.0f}; at 240 bytes each, the first process keeps "
+        f"{_gigabytes(attempts * 240)} of them."
+    )
+    yield f"- Partitions of this size: {scale['partitions']} × 10⁸ / {calls:,} = {parts:,.0f}."
+    yield ""
+
+
+def scale_page(text: str) -> str:
+    """Put the numbers into the page on scale."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else None
+    begin, end = "<!-- scale: made by docs/generate.py -->", "<!-- end of scale -->"
+    before, first, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise SystemExit(f"expected {begin!r} and {end!r} in scale.md")
+    held = "\n".join(scale_text(results)).rstrip()
+    return f"{before}{begin}\n\n{held}\n\n{end}{after}"
+
+
 def generated() -> dict[Path, str]:
     """Return every generated page as it should be."""
-    performance = DOCS / "performance.md"
+    performance, scale = DOCS / "performance.md", DOCS / "scale.md"
     return {
         DOCS / "reference" / "codes.md": codes_page(),
         DOCS / "reference" / "cli.md": cli_page(),
         DOCS / "reference" / "configuration.md": configuration_page(),
         performance: performance_page(performance.read_text(encoding="utf-8")),
+        scale: scale_page(scale.read_text(encoding="utf-8")),
     }
 
 

@@ -288,6 +288,8 @@ def test_keys_of_archives_and_builds_are_documented(tmp_path: Path, capsys: pyte
     missing += _undocumented(manifest, "manifest-of-an-archive")
     told = _json_of(capsys, "build", runs, rows, "--set", "reasoning=optional")
     assert told["summary"]["rejected"]
+    stamp = json.loads((rows / "run=a" / "part=00000" / "build.json").read_bytes())
+    missing += _undocumented(stamp, "stamp")
     missing += _undocumented(told, "document-of-build")
     missing += _undocumented(_json_of(capsys, "verify", runs, rows), "document-of-verify")
     assert not missing
