@@ -9,6 +9,7 @@ from gristmill.gateway.continuation.template_input import (
     UnrenderableMessageError,
     template_messages,
     template_tools,
+    template_variables,
 )
 
 Json = dict[str, Any]
@@ -156,3 +157,24 @@ def test_tools_in_the_engine_s_order() -> None:
     assert template_tools(None) is None
     with pytest.raises(UnrenderableMessageError):
         template_tools([{"type": "web_search"}])
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables"),
+    [
+        ({}, {}),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
+            {"reasoning_effort": "low", "enable_thinking": False},
+        ),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, {"add_generation_prompt": True}),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+        ({"continue_final_message": True, "documents": [1]}, {"continue_final_message": True, "documents": [1]}),
+    ],
+)
+def test_variables(settings: Json, variables: Json) -> None:
+    """A template that is told something else than by the engine renders another prompt."""
+    given = template_variables(settings)
+    assert given == {"add_generation_prompt": True, "continue_final_message": False, **variables}

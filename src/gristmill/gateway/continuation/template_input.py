@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-__all__ = ["UnrenderableMessageError", "template_messages", "template_tools"]
+__all__ = ["UnrenderableMessageError", "template_messages", "template_tools", "template_variables"]
 
 JsonObject = dict[str, Any]
 
@@ -152,3 +152,23 @@ def _tool(given: Any, where: str) -> JsonObject:
     if said.get("strict") is not None:
         made["strict"] = said["strict"]
     return {"type": "function", "function": made}
+
+
+def template_variables(settings: Mapping[str, Any]) -> JsonObject:
+    """Return the variables of a template beside messages and tools, by what a Chat body says.
+
+    Args:
+        settings: fields of the body. `add_generation_prompt` is true unless they say otherwise; an effort of reasoning
+            also says whether there is any, where nothing else does.
+    """
+    given = settings.get("chat_template_kwargs")
+    variables: JsonObject = dict(cast(JsonObject, given)) if isinstance(given, dict) else {}
+    effort = settings.get("reasoning_effort")
+    if effort is not None:
+        variables.setdefault("enable_thinking", effort != "none")
+        variables["reasoning_effort"] = effort
+    if settings.get("documents") is not None:
+        variables["documents"] = settings["documents"]
+    variables["add_generation_prompt"] = settings.get("add_generation_prompt") is not False
+    variables["continue_final_message"] = settings.get("continue_final_message") is True
+    return variables
