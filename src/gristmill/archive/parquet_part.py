@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
 
 from gristmill.archive.arrow import pa, pq
-from gristmill.archive.attempt_rows import ArchivedAttempt, Packed, RowValues, unpack
+from gristmill.archive.attempt_reading import unpack
+from gristmill.archive.attempt_rows import ArchivedAttempt, Packed, RowValues
 from gristmill.archive.columns import ATTEMPTS, BODIES, CALLS, TABLES, Table, file_name
 from gristmill.archive.manifest import ArchiveFile
 from gristmill.archive.parquet_guard import MOST_CHUNK_BYTES, MOST_ROWS, MOST_VALUES, GuardedFile

@@ -5,7 +5,7 @@ elsewhere its files go first and its manifest last, since an object store shows 
 
 A local path needs nothing installed; any other URL (`s3://bucket/runs`) needs the extra `archive`.
 
-Not here: what is in the folders (writer, engine).
+Not here: file systems of fsspec (remote), and what is in the folders (writer, engine).
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import BinaryIO, Final
 
 from gristmill.archive.work import sweep, work_folder
-from gristmill.errors import Code, ConfigError, DecodeError, ExportError
+from gristmill.errors import Code, DecodeError, ExportError
 
 __all__ = ["MANIFEST_NAME", "Place", "Publication", "as_url", "place_of", "reading", "sweep_work", "writing"]
 
@@ -32,8 +30,6 @@ MANIFEST_NAME: Final = "manifest.json"
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)
 _LOCAL: Final = frozenset({"file"})
 _ROOTED: Final = frozenset({"file", "local"})
-_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
-"""Protocols that obstore serves where fsspec has no other implementation installed."""
 
 
 class Publication(ABC):
@@ -249,121 +245,6 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-class _Remote(Place):
-    """A folder of a file system of fsspec."""
-
-    def __init__(self, files: Any, path: str, name: str) -> None:
-        self._files = files
-        self._path = path.rstrip("/")
-        self.name = name
-
-    def _at(self, name: str) -> str:
-        return f"{self._path}/{name}"
-
-    def inside(self, name: str) -> Place:
-        return _Remote(self._files, self._at(name), self.path_of(name))
-
-    def folders(self) -> list[str]:
-        return self._entries("directory")
-
-    def files(self) -> list[str]:
-        return self._entries("file")
-
-    def _entries(self, kind: str) -> list[str]:
-        with reading(self.name), _translated(self.name):
-            self._files.invalidate_cache()
-            try:
-                found: list[dict[str, Any]] = self._files.ls(self._path, detail=True)
-            except FileNotFoundError:
-                return []
-        names = (str(one["name"]).rstrip("/").rpartition("/")[2] for one in found if one["type"] == kind)
-        return sorted(name for name in names if name and name[0] != ".")
-
-    def size(self, name: str) -> int | None:
-        with _translated(self.path_of(name)):
-            self._files.invalidate_cache()
-            try:
-                found: dict[str, Any] = self._files.info(self._at(name))
-            except FileNotFoundError:
-                return None
-        return int(found["size"]) if found["type"] == "file" else None
-
-    def open(self, name: str) -> BinaryIO:
-        with _translated(self.path_of(name)):
-            return cast(BinaryIO, self._files.open(self._at(name), "rb"))
-
-    @contextlib.contextmanager
-    def publishing(self, name: str) -> Generator[Publication]:
-        with writing(self.path_of(name)), _translated(self.path_of(name)):
-            if self._files.exists(self._at(name)):
-                self.remove(name)
-            self._files.makedirs(self._at(name), exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="gristmill-") as held:
-            folder = Path(held) / "work"
-            folder.mkdir()
-            yield _Upload(self, name, folder)
-
-    def put(self, name: str, file: Path) -> None:
-        """Copy a local file to a path in this folder."""
-        with writing(self.path_of(name)), _translated(self.path_of(name)):
-            self._files.put_file(str(file), self._at(name))
-
-    def write(self, name: str, data: bytes) -> None:
-        with writing(self.path_of(name)), _translated(self.path_of(name)):
-            self._files.makedirs(self._path, exist_ok=True)
-            self._files.pipe_file(self._at(name), data)
-
-    def remove(self, name: str) -> None:
-        target = self._at(name)
-        with writing(self.path_of(name)), _translated(self.path_of(name)):
-            manifest = f"{target}/{MANIFEST_NAME}"
-            if self._files.exists(manifest):
-                self._files.rm_file(manifest)
-            if self._files.exists(target):
-                self._files.rm(target, recursive=True)
-            self._files.invalidate_cache()
-
-    @contextlib.contextmanager
-    def local(self, names: list[str]) -> Generator[Path]:
-        with tempfile.TemporaryDirectory(prefix="gristmill-") as held:
-            folder = Path(held)
-            for name in names:
-                with reading(self.path_of(name)), _translated(self.path_of(name)):
-                    # A name of a manifest is no path: it was checked to be plain.
-                    self._files.get_file(self._at(name), str(folder / name))
-            yield folder
-
-
-class _Upload(Publication):
-    """A folder whose files go to a file system of fsspec, each when it is finished."""
-
-    def __init__(self, place: _Remote, name: str, folder: Path) -> None:
-        super().__init__(folder)
-        self._place, self._name = place, name
-
-    def ship(self) -> None:
-        for entry in sorted(self.folder.iterdir()):
-            if entry.name != MANIFEST_NAME:
-                self._place.put(f"{self._name}/{entry.name}", entry)
-                entry.unlink()
-
-    def finish(self) -> None:
-        self.ship()
-        self._place.put(f"{self._name}/{MANIFEST_NAME}", self.folder / MANIFEST_NAME)
-
-
-@contextlib.contextmanager
-def _translated(where: str) -> Generator[None]:
-    """Turn what a file system of fsspec raises beside `OSError` into one: each has errors of its own."""
-    try:
-        yield
-    except (OSError, ConfigError, DecodeError, ExportError):
-        raise
-    # The named boundary: somebody else's file system.
-    except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
-
-
 def as_url(given: str | os.PathLike[str]) -> str | None:
     """Give the URL that is meant, also where a path type has taken one of its slashes; None: it is a local path."""
     text = str(given)
@@ -386,34 +267,9 @@ def place_of(given: str | os.PathLike[str]) -> Place:
     protocol, _, rest = url.partition("://")
     if protocol in _LOCAL:
         return _Local(Path(rest))
-    try:
-        core = import_module("fsspec.core")
-    except ImportError as error:
-        raise ConfigError(
-            f"expected a local path, got {url}: other places need fsspec, which is not installed",
-            where=url,
-            hint="pip install 'gristmill[archive]'",
-        ) from error
-    try:
-        files, path = _file_system(core, protocol, url)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(
-            f"expected a place that fsspec serves, got {url}: {error}",
-            where=url,
-            hint="install the package of this kind of storage, s3fs for example",
-        ) from error
-    return _Remote(files, path, url)
+    from gristmill.archive.remote import open_remote  # noqa: PLC0415 - only where something is elsewhere
 
-
-def _file_system(core: Any, protocol: str, url: str) -> tuple[Any, str]:
-    try:
-        return core.url_to_fs(url)
-    except ImportError:
-        if protocol not in _STORES:
-            raise
-        # fsspec knows the protocol but its package is not there; obstore is part of the extra.
-        import_module("obstore.fsspec").register(protocol)
-        return core.url_to_fs(url)
+    return open_remote(protocol, url)
 
 
 def sweep_work(place: Place) -> None:

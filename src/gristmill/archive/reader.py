@@ -17,7 +17,8 @@ from typing import Final, NamedTuple, Self
 
 import msgspec
 
-from gristmill.archive.attempt_rows import ArchivedAttempt, RowValues, pack, summary_of, without_places
+from gristmill.archive.attempt_reading import summary_of
+from gristmill.archive.attempt_rows import ArchivedAttempt, RowValues, pack, without_places
 from gristmill.archive.columns import ATTEMPTS, file_name
 from gristmill.archive.key_index import KeyIndex, Location
 from gristmill.archive.manifest import PARTITION_PREFIX, ArchiveFile, ArchiveManifest, read_manifest
