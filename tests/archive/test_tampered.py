@@ -20,7 +20,6 @@ from gristmill.archive import (
     ArchivedAttempt,
     ArchiveReader,
     PartitionWriter,
-    attempt_rows,
     parquet_guard,
     place_of,
     texts,
@@ -418,4 +417,3 @@ def test_lists_of_ids_are_numbers_of_32_bits(runs: Path) -> None:
     """The arrays that are trained are views of what was read, not Python numbers."""
     delta = _read(runs).capture.tokens["c0"]
     assert (delta.ids_T.dtype, delta.logprobs_T.dtype, delta.mask_T.dtype) == (np.int32, np.float32, np.uint8)
-    assert attempt_rows.summary_of is not None
