@@ -33,8 +33,8 @@ def test_turns_by_cause_and_cost(path: Path, capsys: pytest.CaptureFixture[str])
     lines = [line.split() for line in ran.out.splitlines()]
     assert lines[1] == ["r", "0", "c3", "c2", "5", "forked:", "unknown", "at", "2"]
     assert "2 selected turns in 1 rollout: 1 exact, 1 forked, 0 unknown" in ran.out
-    assert ["unknown", "1", "5"] in lines
-    assert "2 rows: 4 trained tokens, 9 tokens of context" in ran.out
+    assert ["unknown", "1", "1", "0", "5"] in lines
+    assert "2 rows: 4 trained tokens, 9 tokens of context, 5 of them repeated" in ran.out
     assert ran.err == f"next: gristmill show {path} r --call c3\n"
 
 
@@ -43,8 +43,8 @@ def test_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = run(capsys, "drift", path, "--json", "--all").json
     assert set(told) == {"rollouts", "turns", "causes", "rows", "of", "bad_lines"}
     assert told["turns"] == {"exact": 1, "forked": 1, "unknown": 0}
-    assert told["causes"] == {"unknown": {"turns": 1, "paid_again_tokens": 5}}
-    assert told["rows"] == {"rows": 2, "context_tokens": 9, "trained_tokens": 4}
+    assert told["causes"] == {"unknown": {"turns": 1, "in_prompt": 1, "in_reply": 0, "paid_again_tokens": 5}}
+    assert told["rows"] == {"rows": 2, "context_tokens": 9, "repeated_tokens": 5, "trained_tokens": 4}
     [rollout] = told["rollouts"]
     assert set(rollout) == {
         *("rollout_id", "attempt", "outcome", "exact", "forked", "unknown", "causes", "paid_again_tokens", "turns"),
@@ -93,3 +93,30 @@ def test_the_forks_of_the_manifest(tmp_path: Path, capsys: pytest.CaptureFixture
     listed = run(capsys, "ls", captures, "--json").json
     assert (listed["forks"], listed["context_tokens"]) == (manifest["forks"], manifest["context_tokens"])
     assert told["rows"]["trained_tokens"] == manifest["funnel"]["trained_tokens"]
+
+
+def test_context_that_rows_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two replies to one history are two rows of the same context, though no prompt forks."""
+    calls = [
+        call("c1", "one", [1, 2, 3], [4, 5]),
+        call("c2", "two", [1, 2, 3, 4, 5, 6], [7], parent_call_id="c1"),
+        call("c3", "three", [1, 2, 3, 4, 5, 9], [8], parent_call_id="c1"),
+    ]
+    items = returned("one", "two", "three")
+    told = run(capsys, "drift", write_story(tmp_path / "a", calls, items), "--json").json
+    assert told["turns"] == {"exact": 2, "forked": 0, "unknown": 0}
+    assert told["rows"] == {"rows": 2, "context_tokens": 10, "repeated_tokens": 5, "trained_tokens": 4}
+    assert told["causes"] == {}
+
+
+def test_where_prompts_fork(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fork in a reply is the harness's or the template's; one in the prompt changed the history."""
+    calls = [
+        call("c1", "one", [1, 2, 3], [4, 5]),
+        call("c2", "two", [1, 2, 3, 9, 6], [7], parent_call_id="c1"),
+        call("c3", "three", [1, 9, 3], [8], parent_call_id="c2"),
+    ]
+    path = write_story(tmp_path / "a", calls, returned("one", "two", "three"))
+    told = run(capsys, "drift", path, "--json").json
+    assert told["causes"] == {"unknown": {"turns": 2, "in_prompt": 1, "in_reply": 1, "paid_again_tokens": 8}}
+    assert told["rows"]["repeated_tokens"] == 8

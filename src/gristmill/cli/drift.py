@@ -2,11 +2,14 @@
 
 JSON: `{"rollouts": [{rollout_id, attempt, outcome, exact, forked, unknown, causes, paid_again_tokens, turns: [{
 model_call_id, parent_call_id, relation, cause, position, paid_again_tokens}]}], "turns": {exact, forked, unknown},
-"causes": {CAUSE: {turns, paid_again_tokens}}, "rows": {rows, context_tokens, trained_tokens}, "of", "bad_lines"}`.
+"causes": {CAUSE: {turns, in_prompt, in_reply, paid_again_tokens}}, "rows": {rows, context_tokens, repeated_tokens,
+trained_tokens}, "of", "bad_lines"}`.
 
 A turn is a call with a recorded parent. `paid_again_tokens` counts the context that stands in a row once more because
-the prompt forked: as many tokens as the parent's sequence would have lent it. `turns` of a rollout holds the forked
-and unknown ones (with `--all`, every one). `of` is `selected` (the calls that make rows; the forks are those of the
+the prompt forked: as many tokens as the parent's sequence would have lent it. `in_prompt` and `in_reply` count forks
+whose first difference lies in the parent's own prompt, or in what it sampled. `repeated_tokens` counts the context of
+all rows that another row of the rollout holds as well. `turns` of a rollout holds the forked and unknown ones (with
+`--all`, every one). `of` is `selected` (the calls that make rows; the forks are those of the
 manifest, `rows` is what the rows hold) or, with `--captured`, `captured`: every usable call, whatever is selected;
 then `rows` is null and every `outcome` too.
 """
@@ -14,7 +17,7 @@ then `rows` is null and every `outcome` too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,16 +28,21 @@ from gristmill.cli.choice import Choice, takes_policy
 
 if TYPE_CHECKING:
     from gristmill.reconstruction import Certificate
+    from gristmill.records import CallRecord
 
 __all__ = ["Drift", "Turn", "command"]
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A call with a recorded parent, and how its prompt relates to that call's tokens."""
+    """A call with a recorded parent, and how its prompt relates to that call's tokens.
+
+    `in_reply` says whether a fork lies in what the parent sampled; None where it has no position.
+    """
 
     model_call_id: str
     certificate: Certificate
     paid_again_tokens: int
+    in_reply: bool | None
 
 
 class Drift(msgspec.Struct, frozen=True):
@@ -53,9 +61,12 @@ class _Run(msgspec.Struct):
     rejected: int = 0
     relations: Counter[str] = msgspec.field(default_factory=lambda: Counter(dict.fromkeys(_RELATIONS, 0)))
     causes: Counter[str] = msgspec.field(default_factory=Counter[str])
+    in_prompt: Counter[str] = msgspec.field(default_factory=Counter[str])
+    in_reply: Counter[str] = msgspec.field(default_factory=Counter[str])
     paid: Counter[str] = msgspec.field(default_factory=Counter[str])
     rows: int = 0
     context_tokens: int = 0
+    repeated_tokens: int = 0
     trained_tokens: int = 0
 
     def add(self, drift: Drift) -> None:
@@ -65,8 +76,20 @@ class _Run(msgspec.Struct):
             certificate = turn.certificate
             self.relations[str(certificate.relation)] += 1
             if certificate.cause is not None:
-                self.causes[str(certificate.cause)] += 1
-                self.paid[str(certificate.cause)] += turn.paid_again_tokens
+                cause = str(certificate.cause)
+                self.causes[cause] += 1
+                self.in_prompt[cause] += turn.in_reply is False
+                self.in_reply[cause] += turn.in_reply is True
+                self.paid[cause] += turn.paid_again_tokens
+
+    def cause(self, cause: str) -> dict[str, int]:
+        """Return the counts of a cause."""
+        return {
+            "turns": self.causes[cause],
+            "in_prompt": self.in_prompt[cause],
+            "in_reply": self.in_reply[cause],
+            "paid_again_tokens": self.paid[cause],
+        }
 
 
 _RELATIONS = ("exact", "forked", "unknown")
@@ -95,12 +118,14 @@ def command(*, captures: Captures, choice: Choice, captured: bool, everything: b
 
 def _drift(attempt: Attempt, choice: Choice, captured: bool, run: _Run) -> Drift:
     """Certify the turns of an attempt, and count them."""
-    from gristmill.cli.certificates import certificates, paid_again
+    from gristmill.cli.certificates import certificates
+    from gristmill.cli.repeated import repeated_tokens
     from gristmill.reconstruction import RowMode
     from gristmill.selection import Rejected
 
     capture = attempt.capture
     found, outcome = certificates(capture), None
+    records = {record.model_call_id: record for record in capture.records}
     if not captured:
         made = choice.rebuild(attempt, RowMode.MERGED)
         if isinstance(made, Rejected):
@@ -109,15 +134,21 @@ def _drift(attempt: Attempt, choice: Choice, captured: bool, run: _Run) -> Drift
             outcome = "selected"
             run.rows += len(made.rows)
             run.context_tokens += made.rebuilt.context_tokens
+            run.repeated_tokens += repeated_tokens(made.rows, records)
             run.trained_tokens += made.rebuilt.trained_tokens
             found = {call_id: found[call_id] for call_id in made.selection.calls if call_id in found}
-    records = {record.model_call_id: record for record in capture.records}
-    turns = tuple(
-        Turn(call_id, certificate, paid_again(certificate, records, call_id)) for call_id, certificate in found.items()
-    )
+    turns = tuple(_turn(call_id, certificate, records) for call_id, certificate in found.items())
     drift = Drift(capture.rollout_id, capture.attempt, outcome, turns)
     run.add(drift)
     return drift
+
+
+def _turn(call_id: str, certificate: Certificate, records: Mapping[str, CallRecord]) -> Turn:
+    from gristmill.cli.certificates import paid_again
+
+    parent, position = records.get(certificate.parent_call_id), certificate.position
+    in_reply = None if parent is None or position is None else position >= parent.prompt_len
+    return Turn(call_id, certificate, paid_again(certificate, records, call_id), in_reply)
 
 
 def _shown(drift: Drift, everything: bool) -> list[Turn]:
@@ -130,10 +161,13 @@ def _write_json(captures: Captures, drifts: Iterator[Drift], run: _Run, captured
     with Document("rollouts") as document:
         for drift in drifts:
             document.add(_drift_json(drift, everything))
-        rows = {"rows": run.rows, "context_tokens": run.context_tokens, "trained_tokens": run.trained_tokens}
-        causes = {
-            cause: {"turns": count, "paid_again_tokens": run.paid[cause]} for cause, count in sorted(run.causes.items())
+        rows = {
+            "rows": run.rows,
+            "context_tokens": run.context_tokens,
+            "repeated_tokens": run.repeated_tokens,
+            "trained_tokens": run.trained_tokens,
         }
+        causes = {cause: run.cause(cause) for cause in sorted(run.causes)}
         rest: dict[str, Any] = {"turns": dict(run.relations), "causes": causes, "rows": None if captured else rows}
         document.finish({**rest, "of": "captured" if captured else "selected", "bad_lines": captures.bad_lines})
 
@@ -197,12 +231,13 @@ def _write_text(
         have = "has" if run.rejected == 1 else "have"
         show(words(f"{counted(run.rejected, 'rejected rollout')} {have} no selected turns"))
     if run.causes:
-        table = columns(("cause", "turns", "context tokens paid again"), right=("turns", "context tokens paid again"))
-        for cause, count in sorted(run.causes.items()):
-            table.add_row(words(cause), words(f"{count:,}"), words(f"{run.paid[cause]:,}"))
+        headings = ("turns", "in prompt", "in reply", "context tokens paid again")
+        table = columns(("cause", *headings), right=headings)
+        for cause in sorted(run.causes):
+            table.add_row(words(cause), *(words(f"{count:,}") for count in run.cause(cause).values()))
         show(table)
     if not captured:
-        context = f"{counted(run.context_tokens, 'token')} of context"
+        context = f"{counted(run.context_tokens, 'token')} of context, {run.repeated_tokens:,} of them repeated"
         show(words(f"{counted(run.rows, 'row')}: {counted(run.trained_tokens, 'trained token')}, {context}"))
     if suggestion:
         remark("next", suggestion)
