@@ -15,7 +15,7 @@ COMPILE := env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/nul
 	--build-deps-for editable
 
 # Modules whose lines and branches are all covered by tests (`make test-all` fails otherwise).
-CORE := errors.py,result.py,records.py,credit.py,canonical.py,item_fields.py,tool_calls.py,atoms.py,fingerprint.py,interchange.py,lineage.py,terminal.py,pipeline.py
+CORE := errors.py,result.py,continuation.py,records.py,credit.py,canonical.py,item_fields.py,tool_calls.py,atoms.py,fingerprint.py,interchange.py,lineage.py,terminal.py,pipeline.py
 CORE_PACKAGES := selection/*,reconstruction/*,tokens/*
 comma := ,
 CORE_FILES := $(subst $(comma),$(comma)src/gristmill/,src/gristmill/$(CORE),$(CORE_PACKAGES))

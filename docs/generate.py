@@ -3,6 +3,7 @@
 - `reference/codes.md` from `gristmill.errors`, grouped as the enum groups them
 - `reference/cli.md` from the commands themselves
 - `reference/configuration.md` from the settings of the gateway
+- `reference/continuation.md` from the reasons for which a call is not continued
 - the table of `performance.md` from `bench/results.json`, if there is one (`python -m bench --json bench/results.json`)
 
 With `--check` nothing is written; the exit code is 1 if a page is not current.
@@ -24,6 +25,7 @@ import msgspec
 from gristmill.cli.app import COMMANDS, application
 from gristmill.cli.failure import exit_code_of
 from gristmill.cli.remedies import REFUSAL_REMEDIES, VERDICT_REMEDIES
+from gristmill.continuation import REASON_MEANINGS, ContinuationReason
 from gristmill.errors import CODE_MEANINGS, Code
 from gristmill.gateway.config import EngineSetting, GatewayConfig
 from gristmill.gateway.settings import ENVIRONMENT_PREFIX, SETTINGS
@@ -244,6 +246,18 @@ def configuration_page() -> str:
     return page("Configuration", introduction, _settings())
 
 
+def continuation_page() -> str:
+    """Make the page of reasons."""
+    introduction = (
+        "With `--continue tokens` every call says whether the engine was given the exact tokens of its parent\n"
+        "(`continued`), or why it was served as an ordinary one (`refused`): the first of these reasons that\n"
+        "holds, in the order of the table. They stand in `continuation.reason` of a call, and label the counter\n"
+        "`gristmill_continuations_total`. [Continuation](../concepts/continuation.md) says what it is about."
+    )
+    rows = [[f"`{reason}`", REASON_MEANINGS[reason]] for reason in ContinuationReason]
+    return page("Reasons not to continue", introduction, table(["reason", "meaning"], rows))
+
+
 def _time(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
@@ -395,6 +409,7 @@ def generated() -> dict[Path, str]:
         DOCS / "reference" / "codes.md": codes_page(),
         DOCS / "reference" / "cli.md": cli_page(),
         DOCS / "reference" / "configuration.md": configuration_page(),
+        DOCS / "reference" / "continuation.md": continuation_page(),
         performance: performance_page(performance.read_text(encoding="utf-8")),
         scale: scale_page(scale.read_text(encoding="utf-8")),
     }

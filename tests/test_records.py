@@ -5,7 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gristmill.records import OLDEST_SCHEMA, CallRecord, schema_of
+from gristmill.continuation import REASON_MEANINGS
+from gristmill.records import (
+    OLDEST_SCHEMA,
+    CallRecord,
+    Continuation,
+    ContinuationReason,
+    ContinuationState,
+    schema_of,
+)
 
 ADDED: dict[str, Any] = {
     "requested_model": "asked",
@@ -18,6 +26,7 @@ ADDED: dict[str, Any] = {
     "retry_of": "c0",
     "request_digest": "0" * 64,
 }
+CONTINUED = Continuation(state=ContinuationState.CONTINUED, parent_call_id="c0", suffix_len=3)
 
 
 # A reader that does not know a field must refuse the record, and must not refuse one that it understands.
@@ -26,6 +35,7 @@ def test_a_record_states_what_a_reader_has_to_know(name: str) -> None:
     record = CallRecord(model_call_id="c", response_id="r")
     assert schema_of(record) == record.schema == OLDEST_SCHEMA
     assert schema_of(msgspec.structs.replace(record, **{name: ADDED[name]})) == 2
+    assert schema_of(msgspec.structs.replace(record, continuation=CONTINUED, **{name: ADDED[name]})) == 4
     assert schema_of(msgspec.structs.replace(record, schema=9)) == 9
 
 
@@ -34,3 +44,9 @@ def test_what_is_not_new_is_written_as_before() -> None:
     assert msgspec.json.encode(CallRecord(model_call_id="c", response_id="r")) == (
         b'{"model_call_id":"c","response_id":"r"}'
     )
+
+
+# The reference page says of every reason what it means.
+def test_every_reason_not_to_continue_has_a_meaning() -> None:
+    assert list(REASON_MEANINGS) == list(ContinuationReason)
+    assert all(meaning.endswith(".") and len(meaning) > 15 for meaning in REASON_MEANINGS.values())

@@ -111,6 +111,7 @@ class Code(StrEnum):
     TOKEN_ID_INVALID = "token_id_invalid"
     TOKEN_COUNT_MISMATCH = "token_count_mismatch"
     PROMPT_IDS_MISSING = "prompt_ids_missing"
+    PROMPT_IDS_DIFFER = "prompt_ids_differ"
     LOGPROBS_MISSING = "logprobs_missing"
     LOGPROB_COUNT_MISMATCH = "logprob_count_mismatch"
     LOGPROB_NOT_FINITE = "logprob_not_finite"
@@ -254,6 +255,7 @@ CODE_MEANINGS: Mapping[Code, str] = {
     Code.TOKEN_ID_INVALID: "A token id is negative, not an integer, or outside 32 bits.",
     Code.TOKEN_COUNT_MISMATCH: "The number of sampled ids differs from the usage the engine reported.",
     Code.PROMPT_IDS_MISSING: "The engine's reply holds no prompt token ids.",
+    Code.PROMPT_IDS_DIFFER: "The engine was given its prompt as token ids, and its reply names other ones.",
     Code.LOGPROBS_MISSING: "The engine's reply holds no log-probabilities.",
     Code.LOGPROB_COUNT_MISMATCH: "The number of log-probabilities differs from the number of sampled ids.",
     Code.LOGPROB_NOT_FINITE: "A log-probability is not a finite number.",

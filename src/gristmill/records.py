@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gristmill.continuation import Continuation, ContinuationReason, ContinuationState
 from gristmill.errors import Code
 from gristmill.result import Attribution, CallCredit, Failure, Result
 
@@ -31,6 +32,9 @@ __all__ = [
     "Capture",
     "CapturedCall",
     "CapturedItem",
+    "Continuation",
+    "ContinuationReason",
+    "ContinuationState",
     "Delivery",
     "Dialect",
     "Exchange",
@@ -56,12 +60,12 @@ __all__ = [
 ]
 
 OLDEST_SCHEMA = 1
-RECORD_SCHEMA = 3
+RECORD_SCHEMA = 4
 """Version of the stored record kinds; readers accept older ones and refuse newer ones.
 
 A record states the oldest version that has all of its fields (`schema_of`), so that a reader only refuses what it would
 misunderstand, and the digest of an attempt does not change with the version that reads it. New in 2: what a gateway
-knows of a call. New in 3: the credit of a result; records of calls are as in 2.
+knows of a call. New in 3: the credit of a result. New in 4: whether a call was continued.
 """
 
 CallId = NewType("CallId", str)
@@ -229,6 +233,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     completion, which is weaker than `weight_versions`; `changes` are notes of what the gateway changed in the request,
     each `verb:what`. `retry_of` names the earlier call whose request this one repeats, and `request_digest` is what
     equal requests share.
+
+    `continuation` (schema 4) is None where continuing the call by tokens was not asked for.
     """
 
     model_call_id: str
@@ -282,6 +288,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     changes: tuple[str, ...] = ()
     retry_of: str | None = None
     request_digest: str | None = None
+    continuation: Continuation | None = None
     schema: int = OLDEST_SCHEMA
 
 
@@ -298,7 +305,8 @@ def schema_of(record: CallRecord) -> int:
         record.retry_of,
         record.request_digest,
     )
-    return max(record.schema, OLDEST_SCHEMA if added == _NOTHING_ADDED else 2)
+    oldest = OLDEST_SCHEMA if added == _NOTHING_ADDED else 2
+    return max(record.schema, oldest if record.continuation is None else 4)
 
 
 _NOTHING_ADDED = (None,) * 9

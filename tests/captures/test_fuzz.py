@@ -195,7 +195,7 @@ LINES: list[dict[str, Any]] = [
         "delivery": "delivered",
         "admitted_at": 1.0,
         "purpose": {"label": "agent", "evidence": "e"},
-        "schema": 2,
+        "schema": 4,
         "requested_model": "asked",
         "upstream": "a",
         "upstream_id": "chatcmpl-1",
@@ -205,6 +205,7 @@ LINES: list[dict[str, Any]] = [
         "changes": ["removed:cache_salt"],
         "retry_of": "c0",
         "request_digest": "d",
+        "continuation": {"state": "refused", "reason": "media", "model": "m", "settings_digest": "d", "ended": True},
         "extras": {"e": {"dtype": "int8", "shape": [1], "data": "AA=="}},
     },
     {

@@ -26,6 +26,8 @@ from gristmill.errors import Code, DecodeError, InternalError
 from gristmill.records import (
     CallRecord,
     Capture,
+    Continuation,
+    ContinuationState,
     Delivery,
     Dialect,
     MediaSpan,
@@ -447,6 +449,22 @@ def test_what_a_gateway_knows_is_written_and_read() -> None:
     [plain] = write_lines(Capture(rollout_id="rollout", records=(record(),)))
     assert "schema" not in json.loads(plain)
     assert record(requested_model="asked").model == "asked"
+
+
+# Whether a call was continued survives a file, and a reason that there is not is no reason.
+def test_a_continuation_is_written_and_read() -> None:
+    said = {"state": "continued", "parent_call_id": "c0", "closed": True, "suffix_len": 2, "model": "m"}
+    made = record(continuation=said)
+    assert made.continuation == Continuation(
+        state=ContinuationState.CONTINUED, parent_call_id="c0", closed=True, suffix_len=2, model="m"
+    )
+    [line] = write_lines(Capture(rollout_id="rollout", records=(msgspec.structs.replace(made, usable=False),)))
+    assert (json.loads(line)["schema"], json.loads(line)["continuation"]) == (4, said)
+    [rollout] = read_lines([line]).rollouts.values()
+    assert rollout.capture.records[0].continuation == made.continuation
+    assert record(continuation=None).continuation is None
+    wrong = refused({**CALL, "continuation": {"state": "refused", "reason": "luck"}})
+    assert wrong.where == "line 1 $.continuation.reason"
 
 
 # The path of a call in a gateway: all of it in the context, and each choice's record has it.

@@ -13,7 +13,8 @@ from tests.cli.test_command_line import terminal_output
 CALL_KEYS = {
     *("model_call_id", "depth", "parent_call_id", "parent_resolution", "kind", "purpose", "included", "code"),
     *("evidence", "scored", "response_id", "dialect", "model", "response_status", "finish_reason", "served", "usable"),
-    *("unusable_reason", "prompt_tokens", "sampled_tokens", "context", "delivery", "admitted_at", "completed_at"),
+    *("unusable_reason", "prompt_tokens", "sampled_tokens", "context", "continuation", "delivery", "admitted_at"),
+    "completed_at",
 }
 
 
@@ -203,6 +204,38 @@ def exchange(**fields: Json | list[Json] | str | None) -> Json:
         "temperature": 0.5,
     }
     return {"request": body, "reply": {"id": "x"}, "http_status": 200, "request_headers": {"user-agent": "h"}, **fields}
+
+
+def test_whether_calls_were_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the engine was given is seen where the rollout is looked at, and why it was rendered anew."""
+    continued = {"state": "continued", "parent_call_id": "c1", "closed": True, "suffix_len": 2}
+    calls = [
+        call("c1", "one", [1, 2, 3], [4, 5], continuation={"state": "refused", "reason": "no_parent"}),
+        call("c2", "two", [1, 2, 3, 4, 5, 6, 7], [8], parent_call_id="c1", continuation=continued),
+        call(
+            *("c3", "three", [1, 2, 3, 9], [8]),
+            parent_call_id="c2",
+            continuation={"state": "refused", "reason": "system_changed"},
+        ),
+    ]
+    source = write_story(tmp_path, calls, returned("one", "two", "three"))
+    [rollout] = run(capsys, "show", source, "--json").json["rollouts"]
+    told = {one["model_call_id"]: one["continuation"] for one in rollout["calls"]}
+    assert told["c1"] == {**continued, "state": "refused", "reason": "no_parent", "parent_call_id": None} | {
+        "closed": False,
+        "suffix_len": 0,
+    }
+    assert told["c2"] == {**continued, "reason": None}
+    text = run(capsys, "show", source).out
+    assert "continued, " in text
+    assert "not continued: system_changed" in text
+    assert "not continued: no_parent" not in text
+    said = [run(capsys, "explain", source, name).out for name in ("c1", "c2", "c3")]
+    assert "rendered anew" not in said[0]
+    assert "exact sequence of c1 and 2 tokens more, the first of them to end the turn that was cut" in " ".join(
+        said[1].split()
+    )
+    assert "rendered anew (system_changed): the system text is another one" in " ".join(said[2].split())
 
 
 def test_a_call_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,16 @@ from gristmill.ledger import (
     parse_address,
     snapshot_id,
 )
-from gristmill.records import Capture, Delivery, Exchange, LostCall, Result, TokenDelta
+from gristmill.records import (
+    Capture,
+    Continuation,
+    ContinuationState,
+    Delivery,
+    Exchange,
+    LostCall,
+    Result,
+    TokenDelta,
+)
 from tests.ledger.attempts import ODD_JSON, chain, comparable, fill, lone, refused, same_tokens
 
 KEY = AttemptKey("r", 0)
@@ -65,6 +74,18 @@ def test_what_a_gateway_knows_of_a_call_is_kept(ledger: Ledger) -> None:
     ledger.commit(KEY, call)
     [record] = ledger.read(KEY)[0].records
     assert record == msgspec.structs.replace(call.record, rollout_id="r", schema=2)
+
+
+def test_whether_a_call_was_continued_is_kept(ledger: Ledger) -> None:
+    # After a restart nothing else tells what continuing the call itself depends on.
+    said = Continuation(
+        state=ContinuationState.CONTINUED, parent_call_id="b", closed=True, suffix_len=4, model="m", ended=True
+    )
+    call = lone("c", continuation=said)
+    ledger.commit(KEY, call)
+    [record] = ledger.read(KEY)[0].records
+    assert record == msgspec.structs.replace(call.record, rollout_id="r", schema=4)
+    assert record.continuation == said
 
 
 def test_parts_can_be_left_out(ledger: Ledger) -> None:

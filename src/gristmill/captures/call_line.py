@@ -35,6 +35,7 @@ from gristmill.records import (
     OLDEST_SCHEMA,
     UNLABELLED,
     CallRecord,
+    Continuation,
     Delivery,
     Dialect,
     Exchange,
@@ -50,6 +51,7 @@ from gristmill.records import (
 __all__ = ["CALL_KEYS", "CallLine", "id_at", "parse_call", "parse_delivery", "time_at"]
 
 T = TypeVar("T")
+AbsentT = TypeVar("AbsentT")
 
 # fmt: off
 CALL_KEYS = frozenset(
@@ -63,7 +65,7 @@ CALL_KEYS = frozenset(
         "admitted_at", "completed_at", "purpose", "context_digest", "continuation_digest",
         "continuation_digest_bare", "system_digest", "tools_digest", "fingerprint_version", "extras",
         "upstream", "upstream_id", "engine_epoch", "weights_at_start", "weights_at_end", "changes",
-        "retry_of", "request_digest",
+        "retry_of", "request_digest", "continuation",
     }
 )
 # fmt: on
@@ -170,7 +172,7 @@ def parse_call(line: JsonObject, rollout_id: str, attempt: int) -> CallLine:
     )
 
 
-def _given(line: JsonObject, key: str, kind: type[T], absent: T) -> T:
+def _given(line: JsonObject, key: str, kind: type[T], absent: AbsentT) -> T | AbsentT:
     """Return a field as a value of one of our types, `absent` where it is absent or null."""
     value = line.get(key)
     return absent if value is None else _convert(plain_numbers(value, f"$.{key}"), kind, f"$.{key}")
@@ -200,7 +202,7 @@ def _with_circumstances(record: CallRecord, line: JsonObject, request: JsonValue
 
 
 def _with_gateway(record: CallRecord, line: JsonObject) -> CallRecord:
-    """Add what a gateway said of the call: names, engine, weights, changes, retry."""
+    """Add what a gateway said of the call: names, engine, weights, changes, retry, continuation."""
     return msgspec.structs.replace(
         record,
         requested_model=name_at(line, "requested_model", "$"),
@@ -212,6 +214,7 @@ def _with_gateway(record: CallRecord, line: JsonObject) -> CallRecord:
         changes=_given(line, "changes", tuple[str, ...], ()),
         retry_of=id_at(line, "retry_of"),
         request_digest=name_at(line, "request_digest", "$"),
+        continuation=_given(line, "continuation", Continuation, None),
     )
 
 
@@ -264,7 +267,7 @@ def _tokens(line: JsonObject) -> ReplyChoice:
 def _exchange(line: JsonObject, call_id: str) -> Exchange | None:
     if all(line.get(key) is None for key in ("request", "reply", "request_headers", "http_status")):
         return None
-    headers = _given(line, "request_headers", dict[str, str], {})
+    headers = _given(line, "request_headers", dict[str, str], dict[str, str]())
     return Exchange(
         model_call_id=call_id,
         request=line.get("request"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
-from typing import cast
+from typing import Final, cast
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from gristmill.canonical import JsonValue
 from gristmill.captures.credit import CREDIT_KEYS, credit_json
 from gristmill.captures.exact import dumps
 from gristmill.captures.fields import JsonObject
-from gristmill.records import RECORD_SCHEMA, CallRecord, Capture, Exchange, Int32Array, Purpose, Result, TokenDelta
+from gristmill.records import CallRecord, Capture, Exchange, Int32Array, Purpose, Result, TokenDelta
 from gristmill.tokens import expand
 
 __all__ = ["write_lines"]
@@ -29,6 +29,9 @@ _NOT_WRITTEN = (
 )
 # fmt: on
 """Fields that the reader derives from the tokens."""
+
+_CREDIT_SCHEMA: Final = 3
+"""Version of the format in which the credit of a result was new."""
 
 
 def write_lines(capture: Capture, result: Result | None = None) -> Iterator[bytes]:
@@ -60,7 +63,7 @@ def write_lines(capture: Capture, result: Result | None = None) -> Iterator[byte
         line = {"kind": "result", **key, "result": result.value, "reward": result.reward}
         line |= {"group_id": result.group_id, "metadata": result.metadata or None}
         credit = _credit(result)
-        yield dumps({"schema": RECORD_SCHEMA, **line, **credit} if credit else line) + b"\n"
+        yield dumps({"schema": _CREDIT_SCHEMA, **line, **credit} if credit else line) + b"\n"
 
 
 def _credit(result: Result) -> JsonObject:

@@ -16,6 +16,7 @@ import msgspec
 
 from gristmill.cli.plural import counted
 from gristmill.cli.remedies import OTHERWISE_INCLUDED, VERDICT_REMEDIES, refusal_remedies
+from gristmill.continuation import REASON_MEANINGS, ContinuationReason
 from gristmill.errors import CODE_MEANINGS, Code
 from gristmill.records import CallRecord, Capture, OutputItem
 from gristmill.selection import Rejected, Selection, Verdict
@@ -126,7 +127,21 @@ class Explainer:
         children = self._children.get(call_id, [])
         verb = "continues" if len(children) == 1 else "continue"
         followed = f"{_some(children)} {verb} it" if children else "no call continues it"
-        return f"Call {call_id}{model} {parent}, {tokens}{ended}; it served {served}, and {followed}."
+        told = f"Call {call_id}{model} {parent}, {tokens}{ended}; it served {served}, and {followed}."
+        return f"{told} {_prompt_of(record)}".rstrip()
+
+
+def _prompt_of(record: CallRecord) -> str:
+    """Say whether the engine was given the parent's tokens, and why not; nothing where nobody asked."""
+    said = record.continuation
+    if said is None or said.reason is ContinuationReason.NO_PARENT:
+        return ""
+    if said.reason is not None:
+        meaning = _lower(REASON_MEANINGS[said.reason])
+        return f"Its prompt was rendered anew ({said.reason}): {meaning}"
+    closed = ", the first of them to end the turn that was cut" if said.closed else ""
+    added = counted(said.suffix_len, "token")
+    return f"Its prompt is the exact sequence of {said.parent_call_id} and {added} more{closed}."
 
 
 def _served(item: OutputItem) -> str:

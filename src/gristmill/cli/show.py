@@ -5,10 +5,11 @@ advantage, credits: [{model_call_id, start, end, reward, advantage}], failure: {
 rows, calls: […], lost: [{model_call_id, parent_call_id, reason, maybe_received, code}], funnel}], "bad_lines"}`; an
 element for each attempt; a credit has only what was given. A call is `{model_call_id, depth, parent_call_id,
 parent_resolution, kind, purpose, included, code, evidence, scored, response_id, dialect, model, response_status,
-finish_reason, served, usable, unusable_reason, prompt_tokens, sampled_tokens, context, delivery, admitted_at,
-completed_at}`, in the order of the tree; `kind` is `start`, `continuation`, `retry`, `branch`, `subagent`, `compaction`
-or `auxiliary`, `context` is `{relation, cause, position}`: how the prompt relates to the tokens of the parent, null
-where there is none to tell.
+finish_reason, served, usable, unusable_reason, prompt_tokens, sampled_tokens, context, continuation, delivery,
+admitted_at, completed_at}`, in the order of the tree; `kind` is `start`, `continuation`, `retry`, `branch`, `subagent`,
+`compaction` or `auxiliary`, `context` is `{relation, cause, position}`: how the prompt relates to the tokens of the
+parent, null where there is none to tell; `continuation` is `{state, reason, parent_call_id, closed, suffix_len}`:
+whether the engine was given the parent's tokens, null where that was not asked for.
 
 With `--call`: that call's object and `rollout_id, attempt, text, items: [{kind, type, id, fingerprint, text}],
 tokens: {prompt_len, prev_len, base_call_id, cum_len, before, sampled, logprobs, sequence_digest}, certificate,
@@ -229,9 +230,23 @@ def call_json(shown: Shown, record: CallRecord, depth: int) -> dict[str, Any]:
         "prompt_tokens": record.prompt_len,
         "sampled_tokens": record.cum_len - record.prompt_len,
         "context": context,
+        "continuation": _continuation_json(record),
         "delivery": str(record.delivery),
         "admitted_at": record.admitted_at,
         "completed_at": record.completed_at,
+    }
+
+
+def _continuation_json(record: CallRecord) -> dict[str, Any] | None:
+    said = record.continuation
+    if said is None:
+        return None
+    return {
+        "state": str(said.state),
+        "reason": None if said.reason is None else str(said.reason),
+        "parent_call_id": said.parent_call_id,
+        "closed": said.closed,
+        "suffix_len": said.suffix_len,
     }
 
 
@@ -326,6 +341,9 @@ def _line(shown: Shown, record: CallRecord) -> Text:
         parts.append(f"parent {record.parent_resolution}")
     if not record.usable:
         parts.append(f"unusable: {record.unusable_reason}")
+    said = record.continuation
+    if said is not None and said.reason != "no_parent":
+        parts.append("continued" if said.reason is None else f"not continued: {said.reason}")
     turn = turn_text(shown.certificates.get(call_id))
     parts += [_status(record), *([turn] if turn else []), f"served {_served(record)}"]
     if record.delivery != "unknown":

@@ -127,6 +127,7 @@ _CALL = (
     "delivery",
     "changes",
     "retry_of",
+    "continuation",
     "admitted_at",
     "completed_at",
 )
