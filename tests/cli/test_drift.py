@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_turns_by_cause_and_cost(path: Path, capsys: pytest.CaptureFixture[str])
 def test_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The documented keys."""
     told = run(capsys, "drift", path, "--json", "--all").json
-    assert set(told) == {"rollouts", "turns", "causes", "rows", "of", "bad_lines"}
+    assert set(told) == {"rollouts", "turns", "causes", "rows", "continuation", "of", "bad_lines"}
     assert told["turns"] == {"exact": 1, "forked": 1, "unknown": 0}
     assert told["causes"] == {"unknown": {"turns": 1, "in_prompt": 1, "in_reply": 0, "paid_again_tokens": 5}}
     assert told["rows"] == {"rows": 2, "context_tokens": 9, "repeated_tokens": 5, "trained_tokens": 4}
@@ -120,3 +121,82 @@ def test_where_prompts_fork(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     told = run(capsys, "drift", path, "--json").json
     assert told["causes"] == {"unknown": {"turns": 2, "in_prompt": 1, "in_reply": 1, "paid_again_tokens": 8}}
     assert told["rows"]["repeated_tokens"] == 8
+
+
+def continued(**told: Any) -> Json:
+    """What a call says of its continuation."""
+    return {"continuation": {"state": "continued", "parent_call_id": "c1", "suffix_len": 1, **told}}
+
+
+def linked(parent: str = "c1") -> Json:
+    """What a call through a gateway has where nothing but the conversation went on."""
+    return {"parent_call_id": parent, "parent_resolution": "resolved", "dialect": "chat"}
+
+
+def test_what_continuation_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether it pays is what a run has to say: calls, reasons, and the context that was not repeated."""
+    calls = [
+        call("c1", "one", [1, 2, 3], [4, 5], continuation={"state": "refused", "reason": "no_parent"}),
+        call("c2", "two", [1, 2, 3, 4, 5, 6], [7], **linked(), **continued(fork=4)),
+        call("c3", "three", [1, 2, 3, 4, 5, 6, 7, 8, 9], [9], **linked("c2"), **continued(closed=True, suffix_len=2)),
+        call(
+            *("c4", "four", [1, 2, 9], [8]),
+            **linked("c3"),
+            continuation={"state": "refused", "reason": "witnesses_disagree"},
+        ),
+    ]
+    path = write_story(tmp_path / "a", calls, returned("one", "two", "three", "four"))
+    ran = run(capsys, "drift", path)
+    assert "2 calls continued by tokens, 1 of them behind a turn that was cut" in ran.out
+    lines = [line.split() for line in ran.out.splitlines()]
+    assert ["no_parent", "1", "0"] in lines
+    assert ["witnesses_disagree", "1", "3"] in lines
+    assert "continuation saved 1 row and 5 tokens of context" in ran.out
+    assert "would save" not in ran.out
+    assert run(capsys, "drift", path, "--json").json["continuation"] == {
+        "continued": 2,
+        "closed": 1,
+        "suffix_tokens": 3,
+        "refused": {
+            "no_parent": {"calls": 1, "paid_again_tokens": 0},
+            "witnesses_disagree": {"calls": 1, "paid_again_tokens": 3},
+        },
+        "saved": {"turns": 1, "context_tokens": 5},
+        "could_save": {"turns": 0, "context_tokens": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "turns"),
+    [
+        ({}, 1),
+        ({"continuation": {"state": "refused", "reason": "engine_unable"}}, 1),
+        ({"continuation": {"state": "refused", "reason": "end_of_turn_unknown"}}, 0),
+        ({"system_digest": "s"}, 0),
+        ({"tools_digest": "t"}, 0),
+        ({"model": "other"}, 0),
+        ({"parent_resolution": "ambiguous"}, 0),
+        ({"dialect": "completions"}, 0),
+        ({"request_media": ["m"]}, 0),
+    ],
+)
+def test_what_continuation_would_save(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: Json, turns: int
+) -> None:
+    """Forks that it could not have prevented must not speak for switching it on."""
+    calls = [
+        call("c1", "one", [1, 2, 3], [4, 5]),
+        call("c2", "two", [1, 2, 3, 9, 6], [7], **{**linked(), **changed}),
+    ]
+    path = write_story(tmp_path / "a", calls, returned("one", "two"))
+    could = run(capsys, "drift", path, "--json").json["continuation"]["could_save"]
+    assert could == {"turns": turns, "context_tokens": 5 * turns}
+    told = "continuation would save up to 1 row and 5 tokens of context"
+    assert (told in run(capsys, "drift", path).out) is bool(turns)
+
+
+def test_forks_of_rejected_rollouts_say_nothing_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their calls cost no rows."""
+    bad = refused_story(tmp_path / "b")
+    told = run(capsys, "drift", bad, "--json").json["continuation"]
+    assert told["could_save"] == {"turns": 0, "context_tokens": 0}

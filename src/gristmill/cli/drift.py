@@ -3,21 +3,23 @@
 JSON: `{"rollouts": [{rollout_id, attempt, outcome, exact, forked, unknown, causes, paid_again_tokens, turns: [{
 model_call_id, parent_call_id, relation, cause, position, paid_again_tokens}]}], "turns": {exact, forked, unknown},
 "causes": {CAUSE: {turns, in_prompt, in_reply, paid_again_tokens}}, "rows": {rows, context_tokens, repeated_tokens,
-trained_tokens}, "of", "bad_lines"}`.
+trained_tokens}, "continuation": {continued, closed, suffix_tokens, refused: {REASON: {calls, paid_again_tokens}},
+saved: {turns, context_tokens}, could_save: {turns, context_tokens}}, "of", "bad_lines"}`.
 
 A turn is a call with a recorded parent. `paid_again_tokens` counts the context that stands in a row once more because
 the prompt forked: as many tokens as the parent's sequence would have lent it. `in_prompt` and `in_reply` count forks
 whose first difference lies in the parent's own prompt, or in what it sampled. `repeated_tokens` counts the context of
 all rows that another row of the rollout holds as well. `turns` of a rollout holds the forked and unknown ones (with
-`--all`, every one). `of` is `selected` (the calls that make rows; the forks are those of the
-manifest, `rows` is what the rows hold) or, with `--captured`, `captured`: every usable call, whatever is selected;
-then `rows` is null and every `outcome` too.
+`--all`, every one). `continuation` counts calls that continuation was asked for (`continued`), and forks that it would
+have prevented. `of` is `selected` (the calls that make rows; the forks are those of the manifest, `rows` is what the
+rows hold) or, with `--captured`, `captured`: every usable call, whatever is selected; then `rows` is null and every
+`outcome` too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +27,7 @@ import msgspec
 
 from gristmill.cli.attempts import Attempt, Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
+from gristmill.cli.continued import ContinuationCounts
 
 if TYPE_CHECKING:
     from gristmill.reconstruction import Certificate
@@ -68,6 +71,7 @@ class _Run(msgspec.Struct):
     context_tokens: int = 0
     repeated_tokens: int = 0
     trained_tokens: int = 0
+    continuation: ContinuationCounts = msgspec.field(default_factory=ContinuationCounts)
 
     def add(self, drift: Drift) -> None:
         self.rollouts += 1
@@ -126,20 +130,23 @@ def _drift(attempt: Attempt, choice: Choice, captured: bool, run: _Run) -> Drift
     capture = attempt.capture
     found, outcome = certificates(capture), None
     records = {record.model_call_id: record for record in capture.records}
+    calls: Sequence[str] = [call_id for call_id, record in records.items() if record.usable]
     if not captured:
         made = choice.rebuild(attempt, RowMode.MERGED)
         if isinstance(made, Rejected):
-            found, outcome = {}, "rejected"
+            found, outcome, calls = {}, "rejected", ()
         else:
             outcome = "selected"
             run.rows += len(made.rows)
             run.context_tokens += made.rebuilt.context_tokens
             run.repeated_tokens += repeated_tokens(made.rows, records)
             run.trained_tokens += made.rebuilt.trained_tokens
-            found = {call_id: found[call_id] for call_id in made.selection.calls if call_id in found}
+            calls = made.selection.calls
+            found = {call_id: found[call_id] for call_id in calls if call_id in found}
     turns = tuple(_turn(call_id, certificate, records) for call_id, certificate in found.items())
     drift = Drift(capture.rollout_id, capture.attempt, outcome, turns)
     run.add(drift)
+    run.continuation.add(calls, records, {turn.model_call_id: turn.paid_again_tokens for turn in turns})
     return drift
 
 
@@ -168,7 +175,12 @@ def _write_json(captures: Captures, drifts: Iterator[Drift], run: _Run, captured
             "trained_tokens": run.trained_tokens,
         }
         causes = {cause: run.cause(cause) for cause in sorted(run.causes)}
-        rest: dict[str, Any] = {"turns": dict(run.relations), "causes": causes, "rows": None if captured else rows}
+        rest: dict[str, Any] = {
+            "turns": dict(run.relations),
+            "causes": causes,
+            "rows": None if captured else rows,
+            "continuation": run.continuation.as_json(),
+        }
         document.finish({**rest, "of": "captured" if captured else "selected", "bad_lines": captures.bad_lines})
 
 
@@ -239,5 +251,29 @@ def _write_text(
     if not captured:
         context = f"{counted(run.context_tokens, 'token')} of context, {run.repeated_tokens:,} of them repeated"
         show(words(f"{counted(run.rows, 'row')}: {counted(run.trained_tokens, 'trained token')}, {context}"))
+    _show_continuation(run.continuation)
     if suggestion:
         remark("next", suggestion)
+
+
+def _show_continuation(counts: ContinuationCounts) -> None:
+    from gristmill.cli.plural import counted
+    from gristmill.cli.screen import columns, show, words
+
+    if counts.asked:
+        closed = f", {counts.closed:,} of them behind a turn that was cut" if counts.closed else ""
+        show(words(f"{counted(counts.continued, 'call')} continued by tokens{closed}"))
+    if counts.refused:
+        table = columns(
+            ("not continued", "calls", "context tokens paid again"), right=("calls", "context tokens paid again")
+        )
+        for reason, count in sorted(counts.refused.items()):
+            table.add_row(words(reason), words(f"{count:,}"), words(f"{counts.refused_tokens[reason]:,}"))
+        show(table)
+    if counts.saved:
+        context = counted(counts.saved_tokens, "token")
+        show(words(f"continuation saved {counted(counts.saved, 'row')} and {context} of context", "bold"))
+    if counts.could_save:
+        context = counted(counts.could_save_tokens, "token")
+        could = f"continuation would save up to {counted(counts.could_save, 'row')} and {context} of context"
+        show(words(could, "bold"))
