@@ -31,6 +31,7 @@ from gristmill.selection import (
 )
 from gristmill.selection.completion import effective_status, is_interrupted, stopped_by_length
 from gristmill.selection.contract import call_policy
+from gristmill.selection.verdict import decided_verdicts, refused_verdicts
 
 __all__ = [
     "Funnel",
@@ -115,17 +116,8 @@ def _options(policy: SelectionPolicy) -> Mapping[str, str]:
 
 
 def _rejected(capture: Capture, policy: str, options: Mapping[str, str], refusal: Refusal) -> Rejected:
-    evidence = {"code": str(refusal.code)}
-    verdicts = [Verdict(record.model_call_id, False, Code.ROLLOUT_REJECTED, evidence) for record in capture.records]
     unusable = refusal.evidence.get("unusable_calls")
-    if isinstance(unusable, Mapping):
-        reasons = cast(Mapping[str, Mapping[str, Any]], unusable)
-        verdicts = [
-            Verdict(verdict.model_call_id, False, Code.UNUSABLE_TOKENS, reasons[verdict.model_call_id])
-            if verdict.model_call_id in reasons
-            else verdict
-            for verdict in verdicts
-        ]
+    reasons = cast(Mapping[str, Mapping[str, Any]], unusable) if isinstance(unusable, Mapping) else None
     return Rejected(
         rollout_id=capture.rollout_id,
         attempt=capture.attempt,
@@ -135,16 +127,12 @@ def _rejected(capture: Capture, policy: str, options: Mapping[str, str], refusal
         where=refusal.where,
         message=refusal.message,
         evidence=refusal.evidence,
-        verdicts=(*verdicts, *_lost_verdicts(capture)),
+        verdicts=refused_verdicts(capture, refusal.code, reasons),
     )
 
 
-def _lost_verdicts(capture: Capture) -> list[Verdict]:
-    return [Verdict(call.model_call_id, False, Code.LOST, {"reason": call.reason}) for call in capture.lost]
-
-
 def _checked(capture: Capture, decision: Decision, policy: SelectionPolicy, train_model: str | None) -> Selection:
-    """Check what holds under every policy, then write the verdicts."""
+    """Check what holds under every policy."""
     records = capture.records
     if not decision.selected:
         raise SelectionError(Code.SELECTION_EMPTY, "expected at least one selected call, got none")
@@ -168,7 +156,7 @@ def _checked(capture: Capture, decision: Decision, policy: SelectionPolicy, trai
         calls=tuple(records[position].model_call_id for position in kept),
         terminal_call_id=terminal.model_call_id,
         terminal_response_id=terminal.response_id,
-        verdicts=(*_verdicts(capture, decision, foreign), *_lost_verdicts(capture)),
+        verdicts=decided_verdicts(capture, decision, foreign),
         notes=decision.notes,
         truncated=any(stopped_by_length(records[position]) for position in kept),
         lost=tuple(call.model_call_id for call in capture.lost),
@@ -229,44 +217,6 @@ def _incomplete(call_id: str, why: str, record: CallRecord | None) -> SelectionE
         where=f"call={call_id}",
         evidence={"lost": call_id, "selected_call": None if record is None else record.model_call_id},
     )
-
-
-# Verdicts
-
-
-def _verdicts(capture: Capture, decision: Decision, foreign: set[int]) -> list[Verdict]:
-    selected = set(decision.selected)
-    included_requests: dict[Any, str] = {}
-    for position in decision.selected:
-        record = capture.records[position]
-        included_requests.setdefault(_request_key(capture, record), record.model_call_id)
-    verdicts: list[Verdict] = []
-    for position, record in enumerate(capture.records):
-        reason = decision.reasons.get(position)
-        if position in foreign:
-            verdict = Verdict(record.model_call_id, False, Code.FOREIGN_MODEL, {"model": record.model})
-        elif reason is not None:
-            verdict = Verdict(record.model_call_id, position in selected, reason.code, reason.evidence)
-        else:
-            superseding = included_requests.get(_request_key(capture, record))
-            if superseding is not None:
-                verdict = Verdict(record.model_call_id, False, Code.RETRY_SUPERSEDED, {"superseded_by": superseding})
-            else:
-                verdict = Verdict(record.model_call_id, False, decision.excluded)
-        verdicts.append(verdict)
-    return verdicts
-
-
-def _request_key(capture: Capture, record: CallRecord) -> Any:
-    """Give what two calls share exactly if they answer the same request of the same parent."""
-    if record.context_digest is not None:
-        digests = (record.context_digest, record.system_digest, record.tools_digest)
-        return record.parent_call_id, digests
-    delta = capture.tokens.get(record.model_call_id)
-    if delta is None or not record.prompt_len:
-        return record.model_call_id
-    suffix = delta.ids_T[: record.prompt_len - record.prev_len].tobytes()
-    return record.parent_call_id, record.base_call_id, record.prev_len, suffix
 
 
 # Rows

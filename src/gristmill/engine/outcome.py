@@ -21,7 +21,8 @@ from gristmill.export.formats import FORMATS, Needs
 from gristmill.export.writer import Outcome
 from gristmill.pipeline import run_rollout, select_rollout
 from gristmill.records import Capture, Result
-from gristmill.selection import Rejected, Verdict
+from gristmill.selection import Rejected
+from gristmill.selection.verdict import refused_verdicts
 
 __all__ = ["Decided", "decided", "refused_for"]
 
@@ -79,9 +80,6 @@ def decided(options: BuildOptions, part: PartReader, advantages: Advantages | No
 
 def refused_for(options: BuildOptions, capture: Capture, error: PolicyError | DecodeError | LedgerError) -> Rejected:
     """Make an error that one attempt caused the refusal of that attempt."""
-    evidence = {"code": str(error.code)}
-    verdicts = [Verdict(record.model_call_id, False, Code.ROLLOUT_REJECTED, evidence) for record in capture.records]
-    verdicts += [Verdict(call.model_call_id, False, Code.LOST, {"reason": call.reason}) for call in capture.lost]
     return Rejected(
         rollout_id=capture.rollout_id,
         attempt=capture.attempt,
@@ -90,5 +88,5 @@ def refused_for(options: BuildOptions, capture: Capture, error: PolicyError | De
         code=error.code,
         where=error.where or "$",
         message=error.message,
-        verdicts=tuple(verdicts),
+        verdicts=refused_verdicts(capture, error.code),
     )

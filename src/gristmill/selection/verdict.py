@@ -8,15 +8,25 @@ Not here: the rules themselves (the policies) and the checks after them (pipelin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from gristmill.canonical import JsonValue
 from gristmill.errors import Code
+from gristmill.records import CallRecord, Capture
 
-__all__ = ["Decision", "ExplainingPolicy", "Reason", "Rejected", "Selection", "Verdict"]
+__all__ = [
+    "Decision",
+    "ExplainingPolicy",
+    "Reason",
+    "Rejected",
+    "Selection",
+    "Verdict",
+    "decided_verdicts",
+    "refused_verdicts",
+]
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -101,3 +111,69 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     evidence: Mapping[str, Any] = {}
     verdicts: tuple[Verdict, ...] = ()
+
+
+def decided_verdicts(capture: Capture, decision: Decision, foreign: Collection[int]) -> tuple[Verdict, ...]:
+    """Write the verdicts of a decision.
+
+    Args:
+        capture: everything captured of the attempt.
+        decision: of any policy.
+        foreign: positions of selected calls that become context, since another model made them.
+    """
+    selected = set(decision.selected)
+    included_requests: dict[Any, str] = {}
+    for position in decision.selected:
+        record = capture.records[position]
+        included_requests.setdefault(_request_key(capture, record), record.model_call_id)
+    verdicts: list[Verdict] = []
+    for position, record in enumerate(capture.records):
+        reason = decision.reasons.get(position)
+        if position in foreign:
+            verdict = Verdict(record.model_call_id, False, Code.FOREIGN_MODEL, {"model": record.model})
+        elif reason is not None:
+            verdict = Verdict(record.model_call_id, position in selected, reason.code, reason.evidence)
+        else:
+            superseding = included_requests.get(_request_key(capture, record))
+            if superseding is not None:
+                verdict = Verdict(record.model_call_id, False, Code.RETRY_SUPERSEDED, {"superseded_by": superseding})
+            else:
+                verdict = Verdict(record.model_call_id, False, decision.excluded)
+        verdicts.append(verdict)
+    return (*verdicts, *_lost_verdicts(capture))
+
+
+def refused_verdicts(
+    capture: Capture, code: Code, unusable: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[Verdict, ...]:
+    """Write the verdicts of a rollout that was refused.
+
+    Args:
+        capture: everything captured of the attempt.
+        code: of the refusal.
+        unusable: calls whose tokens are the reason, by id, with their evidence.
+    """
+    unusable, evidence = unusable or {}, {"code": str(code)}
+    verdicts = [
+        Verdict(record.model_call_id, False, Code.UNUSABLE_TOKENS, unusable[record.model_call_id])
+        if record.model_call_id in unusable
+        else Verdict(record.model_call_id, False, Code.ROLLOUT_REJECTED, evidence)
+        for record in capture.records
+    ]
+    return (*verdicts, *_lost_verdicts(capture))
+
+
+def _lost_verdicts(capture: Capture) -> list[Verdict]:
+    return [Verdict(call.model_call_id, False, Code.LOST, {"reason": call.reason}) for call in capture.lost]
+
+
+def _request_key(capture: Capture, record: CallRecord) -> Any:
+    """Give what two calls share exactly if they answer the same request of the same parent."""
+    if record.context_digest is not None:
+        digests = (record.context_digest, record.system_digest, record.tools_digest)
+        return record.parent_call_id, digests
+    delta = capture.tokens.get(record.model_call_id)
+    if delta is None or not record.prompt_len:
+        return record.model_call_id
+    suffix = delta.ids_T[: record.prompt_len - record.prev_len].tobytes()
+    return record.parent_call_id, record.base_call_id, record.prev_len, suffix
