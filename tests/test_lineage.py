@@ -129,6 +129,27 @@ def test_system_and_tools_stand_apart() -> None:
     assert (link.parent_call_id, link.system_changed, link.tools_changed) == ("c1", False, False)
 
 
+def test_new_system_text_changes_nothing_that_was_said() -> None:
+    # Some harnesses put system text behind a tool result: what the model saw before is as it was.
+    system = {"role": "system", "content": "a"}
+    first = {"messages": [system, user("2+2")]}
+    calls = index(("c1", first, REPLY))
+    late = {"messages": [system, user("2+2"), said("4"), system, user("3+3")]}
+    link = calls.parent_of(late)
+    assert (link.parent_call_id, link.system_changed) == ("c1", False)
+    # The call after it is compared with all that was said up to there.
+    calls.add("c2", request_digests(late, [said("6")]))
+    said_on = [*late["messages"], said("6"), user("4+4")]
+    link = calls.parent_of({"messages": said_on})
+    assert (link.parent_call_id, link.system_changed) == ("c2", False)
+    edited = {"role": "system", "content": "b"}
+    link = calls.parent_of({"messages": [*said_on[:3], edited, *said_on[4:]]})
+    assert (link.parent_call_id, link.system_changed) == ("c2", True)
+    items = [user("2+2"), {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "4"}]}, system]
+    link = index(("c1", {"input": "2+2"}, REPLY)).parent_of({"input": [*items, user("3+3")]})
+    assert (link.parent_call_id, link.system_changed) == ("c1", False)
+
+
 def test_what_cannot_be_matched_still_changes_the_past() -> None:
     # A server-executed item in the history is part of what the model saw.
     search = {"type": "web_search_call", "id": "ws", "query": "q"}

@@ -274,6 +274,18 @@ def test_deltas_are_copies_that_cannot_change() -> None:
     assert book.add("b", ids(1, 2, 3), ids(4), nats(-1)).base_call_id == "a"
 
 
+def test_whole_sequences_are_read_back() -> None:
+    # What a call is continued with is exactly what it was given and sampled, wherever its tokens are kept.
+    book = TokenBook()
+    book.add("a", ids(1, 2), ids(3), nats(-1))
+    book.add("b", ids(1, 2, 3, 4), ids(5, 6), nats(-1, -2))
+    book.extend("c", "a", ids(9), ids(), nats())
+    sequences = {name: book.sequence(name).tolist() for name in "abc"}
+    assert sequences == {"a": [1, 2, 3], "b": [1, 2, 3, 4, 5, 6], "c": [1, 2, 3, 9]}
+    with pytest.raises(InternalError, match="expected a call that was added"):
+        book.sequence("z")
+
+
 def test_wrong_use_is_an_internal_error() -> None:
     # A gateway bug must stop, not store a call twice or with other lengths.
     book = TokenBook()

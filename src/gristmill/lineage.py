@@ -61,7 +61,10 @@ class RequestDigests(msgspec.Struct, frozen=True):
 
 
 class ParentLink(msgspec.Struct, frozen=True):
-    """The parent of a request, how sure it is, and what changed beside the conversation."""
+    """The parent of a request, how sure it is, and what changed beside the conversation.
+
+    System text has changed where what stands before the parent's reply has; what is new may have some of its own.
+    """
 
     parent_call_id: str | None
     resolution: ParentResolution
@@ -288,7 +291,8 @@ class LineageIndex:
         chain = _Chain()
         found: list[str] = []
         behind = False
-        for turn in _runs(conversation(body)):
+        turns = list(conversation(body))
+        for turn in _runs(turns):
             if not turn.authored:
                 _extend(chain, turn)
                 continue
@@ -306,9 +310,9 @@ class LineageIndex:
             return ParentLink(None, ParentResolution.ROOT)
         if behind:
             return ParentLink(None, ParentResolution.UNRESOLVED, tuple(found))
-        return self._link(found, body)
+        return self._link(found, body, max(at for at, turn in enumerate(turns) if turn.authored))
 
-    def _link(self, found: list[str], body: Mapping[str, JsonValue]) -> ParentLink:
+    def _link(self, found: list[str], body: Mapping[str, JsonValue], reply: int) -> ParentLink:
         received = [call_id for call_id in found if call_id not in self._undelivered] or found
         if len(received) > 1:
             return ParentLink(None, ParentResolution.AMBIGUOUS, tuple(received))
@@ -317,9 +321,15 @@ class LineageIndex:
             received[0],
             ParentResolution.RESOLVED,
             (),
-            digests.system_digest != _system_digest(body),
+            digests.system_digest != _system_digest(_up_to(body, reply)),
             digests.tools_digest != _tools_digest(body),
         )
+
+
+def _up_to(body: Mapping[str, JsonValue], last: int) -> Mapping[str, JsonValue]:
+    """Leave out of a request, in which a model has spoken, the messages after one."""
+    name = "messages" if "messages" in body else "input"
+    return {**body, name: cast(list[JsonValue], body[name])[: last + 1]}
 
 
 class Forest:

@@ -94,6 +94,17 @@ class TokenBook:
             raise InternalError(f"call {call_id!r}: expected a base that was added before, got {base!r}")
         return self._add(call_id, start, suffix_T, generation_T, logprobs_T, parent, extras)
 
+    def sequence(self, call_id: str) -> Int32Array:
+        """Return a call's whole sequence, prompt and generation, as a copy of int32[T] ids.
+
+        Raises:
+            InternalError: the call was not added.
+        """
+        place = self._places.get(call_id)
+        if place is None:
+            raise InternalError(f"call {call_id!r}: expected a call that was added before")
+        return self._tree.read(place, 0, place.depth)
+
     def _add(
         self,
         call_id: str,
