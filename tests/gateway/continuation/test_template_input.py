@@ -33,6 +33,14 @@ def test_content_is_one_text() -> None:
     assert [message["content"] for message in said] == ["one\ntwo\nthree", "", ""]
 
 
+def test_empty_parts() -> None:
+    """Engines leave them out of one text, and leave them in among parts, results included."""
+    content = [{"type": "text", "text": ""}, {"type": "text", "text": "a"}]
+    messages = [{"role": "user", "content": content}, {"role": "tool", "content": content}]
+    assert [message["content"] for message in given(*messages)] == ["a", "a"]
+    assert [message["content"] for message in given(*messages, parts=True)] == [content, "\na"]
+
+
 def test_content_as_parts() -> None:
     """A template that goes through parts joins them itself; tool results are text for it too."""
     said = given(

@@ -52,6 +52,8 @@ def _message(given: Any, where: str, parts: bool) -> JsonObject:
     texts = _texts(message.get("content"), where)
     if role == "system":
         texts = [kept for text in texts if (kept := _without_billing(text)) is not None]
+    if not parts:
+        texts = [text for text in texts if text]
     # Results are text even where the template reads parts.
     as_parts = parts and role != "tool"
     made: JsonObject = {"role": role}
