@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-import msgspec
-
-from gristmill.errors import Code, DecodeError, InternalError, LedgerError
+from gristmill.errors import Code, LedgerError
+from gristmill.ledger.damage import DAMAGE
 from gristmill.ledger.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES
 
 __all__ = [
@@ -37,20 +36,6 @@ _HEADER_BYTES: Final = 100
 _PAGE_BYTES: Final = 4096
 _FULL_BELOW_BYTES: Final = 64 * 1024
 _WAIT_ms: Final = 10_000
-
-_DAMAGE: Final = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    msgspec.MsgspecError,
-    DecodeError,
-    InternalError,
-)
-"""What decoding raises for bytes that are not what was written."""
 
 
 def translated(error: BaseException, path: Path) -> LedgerError:
@@ -122,7 +107,7 @@ def reading(path: Path) -> Generator[None]:
     """Turn what reading a damaged file raises into a `LedgerError`."""
     try:
         yield
-    except (sqlite3.Error, *_DAMAGE) as error:
+    except (sqlite3.Error, *DAMAGE) as error:
         raise translated(error, path) from error
 
 

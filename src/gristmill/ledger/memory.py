@@ -1,6 +1,8 @@
 """A ledger that lasts as long as the process: for files read whole, conformance cases, and as the simplest example.
 
 Invariant: behaves as every other ledger does, durability apart.
+
+Not here: what is kept of an attempt (memory_attempt).
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from time import time
 import msgspec
 
 from gristmill.errors import Code, LedgerError
-from gristmill.ledger.bodies import written
 from gristmill.ledger.book import check_names, closed_error, name_of, unknown_attempt
-from gristmill.ledger.calls import check_delta, own_purpose, own_record
+from gristmill.ledger.calls import own_purpose, own_record
 from gristmill.ledger.endings import FROZEN_STATES
-from gristmill.ledger.imports import calls_of, differs, own_capture
+from gristmill.ledger.imports import differs, own_capture
+from gristmill.ledger.memory_attempt import HeldAttempt, check_call, imported_attempt, summary_of
 from gristmill.ledger.protocol import (
     LATE_REASON,
     AttemptKey,
@@ -28,37 +30,10 @@ from gristmill.ledger.protocol import (
 )
 from gristmill.ledger.setups import key_exists, prepare_setup, setup_of
 from gristmill.ledger.snapshot import snapshot_id as digest_attempt
-from gristmill.ledger.writes import check_base, prepare_result, reused, unknown_call
-from gristmill.records import CallRecord, Capture, Delivery, LostCall, Purpose, Result
+from gristmill.ledger.writes import prepare_result, reused, unknown_call
+from gristmill.records import Capture, Delivery, LostCall, Purpose, Result
 
 __all__ = ["MemoryLedger"]
-
-
-class _Attempt:
-    def __init__(self) -> None:
-        self.state = AttemptState.OPEN
-        self.lost: list[LostCall] = []
-        self.open: set[str] = set()
-        self.calls: list[StoredCall] = []
-        self.late: list[StoredCall] = []
-        self.ids: dict[str, int | None] = {}
-        self.next_ordinal = 0
-        self.deliveries: dict[str, Delivery] = {}
-        self.labels: dict[str, Purpose] = {}
-        self.setup: AttemptSetup | None = None
-        self.revoked = False
-        self.result: Result | None = None
-        self.touched_at = 0.0
-
-    def admitted(self, call_id: str) -> bool:
-        return any(lost.model_call_id == call_id for lost in self.lost)
-
-    def as_stated(self, call: StoredCall) -> StoredCall:
-        """Put the last delivery and label in the place of the record's own."""
-        record = call.record
-        state = self.deliveries.get(record.model_call_id, record.delivery)
-        purpose = self.labels.get(record.model_call_id, record.purpose)
-        return msgspec.structs.replace(call, record=msgspec.structs.replace(record, delivery=state, purpose=purpose))
 
 
 class MemoryLedger:
@@ -69,19 +44,19 @@ class MemoryLedger:
     """
 
     def __init__(self, *, clock: Callable[[], float] = time) -> None:
-        self._attempts: dict[AttemptKey, _Attempt] = {}
+        self._attempts: dict[AttemptKey, HeldAttempt] = {}
         self._clock = clock
 
-    def _begun(self, key: AttemptKey) -> _Attempt:
-        return self._attempts.get(key) or _Attempt()
+    def _begun(self, key: AttemptKey) -> HeldAttempt:
+        return self._attempts.get(key) or HeldAttempt()
 
-    def _known(self, key: AttemptKey) -> _Attempt:
+    def _known(self, key: AttemptKey) -> HeldAttempt:
         attempt = self._attempts.get(key)
         if attempt is None:
             raise unknown_attempt(key)
         return attempt
 
-    def _change(self, key: AttemptKey, attempt: _Attempt) -> None:
+    def _change(self, key: AttemptKey, attempt: HeldAttempt) -> None:
         attempt.touched_at = self._clock()
         self._attempts.setdefault(key, attempt)
 
@@ -147,7 +122,7 @@ class MemoryLedger:
                 raise reused(call_id, f"expected a call without outcome, {call_id} has one")
             if attempt.admitted(call_id) and call_id not in attempt.open:
                 raise reused(call_id, f"expected a call in flight, {call_id} was lost")
-            _check(call, ids)
+            check_call(call, ids)
             ids[call_id] = None if call.tokens is None else call.record.cum_len
         late = attempt.state == AttemptState.FINISHED
         ordinals: list[int] = []
@@ -243,13 +218,13 @@ class MemoryLedger:
             self._known(after)
             keys = keys[keys.index(after) + 1 :]
         for key in keys:
-            summary = _summary(key, self._attempts[key])
+            summary = summary_of(key, self._attempts[key])
             if state in (None, summary.state) and group_id in (None, summary.group_id):
                 yield summary
 
     def summary(self, key: AttemptKey) -> Summary:
         """Return the line of one attempt."""
-        return _summary(key, self._known(key))
+        return summary_of(key, self._known(key))
 
     def counts(self) -> Counts:
         """Add up all attempts."""
@@ -300,14 +275,14 @@ class MemoryLedger:
 
     def import_attempts(self, attempts: Iterable[tuple[Capture, Result | None]]) -> Imported:
         """Add whole attempts, frozen: all of them or none."""
-        fresh: dict[AttemptKey, _Attempt] = {}
+        fresh: dict[AttemptKey, HeldAttempt] = {}
         unchanged = 0
         for given, result in attempts:
             capture = own_capture(given)
             key = AttemptKey(capture.rollout_id, capture.attempt)
             there = self._attempts.get(key) or fresh.get(key)
             if there is None:
-                fresh[key] = _imported(capture, result)
+                fresh[key] = imported_attempt(capture, result)
             elif self._digest(key, there, with_setup=False) == digest_attempt(capture, result):
                 unchanged += 1
             else:
@@ -316,7 +291,7 @@ class MemoryLedger:
             self._change(key, attempt)
         return Imported(len(fresh), unchanged)
 
-    def _digest(self, key: AttemptKey, attempt: _Attempt, *, with_setup: bool = True) -> str:
+    def _digest(self, key: AttemptKey, attempt: HeldAttempt, *, with_setup: bool = True) -> str:
         apart = MemoryLedger()
         apart._attempts[key] = attempt
         setup = attempt.setup if with_setup else None
@@ -350,53 +325,3 @@ class MemoryLedger:
                 where=key.rollout_id,
             )
         del self._attempts[key]
-
-
-def _check(call: StoredCall, ids: dict[str, int | None]) -> None:
-    """Refuse tokens that disagree with their record or their base."""
-    if call.exchange is not None:
-        where = f"call={call.record.model_call_id}"
-        for value in (call.exchange.request, call.exchange.reply, dict(call.exchange.headers)):
-            written(value, where)
-    if call.tokens is None:
-        return
-    check_delta(call.record, call.tokens)
-    check_base(call.record, ids)
-
-
-def _imported(capture: Capture, result: Result | None) -> _Attempt:
-    attempt = _Attempt()
-    ids: dict[str, int | None] = {}
-    for call in calls_of(capture):
-        _check(call, ids)
-        ids[call.record.model_call_id] = None if call.tokens is None else call.record.cum_len
-        attempt.calls.append(call)
-        attempt.next_ordinal = call.record.ordinal + 1
-    if result is not None:
-        prepare_result(result)
-    attempt.ids, attempt.lost, attempt.result = ids, list(capture.lost), result
-    attempt.state = AttemptState.FROZEN
-    return attempt
-
-
-def _summary(key: AttemptKey, attempt: _Attempt) -> Summary:
-    records: list[CallRecord] = [call.record for call in attempt.calls]
-    admitted = [record.admitted_at for record in records if record.admitted_at is not None]
-    completed = [record.completed_at for record in records if record.completed_at is not None]
-    result = attempt.result
-    return Summary(
-        key=key,
-        state=attempt.state,
-        calls=len(records),
-        lost=len(attempt.lost) + len(attempt.late),
-        usable_calls=sum(record.usable for record in records),
-        sampled_tokens=sum(record.cum_len - record.prompt_len for record in records),
-        prompt_tokens=sum(record.prompt_len for record in records),
-        models=tuple(dict.fromkeys(record.model for record in records if record.model is not None)),
-        reward=None if result is None else result.reward,
-        group_id=result.group_id if result is not None else None if attempt.setup is None else attempt.setup.group_id,
-        has_result=result is not None,
-        first_at=min(admitted, default=None),
-        last_at=max(completed, default=None),
-        touched_at=attempt.touched_at,
-    )

@@ -13,14 +13,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
-import msgspec
 import psycopg
 from psycopg import conninfo as libpq
 from psycopg import sql
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from gristmill.errors import Code, ConfigError, DecodeError, InternalError, LedgerError
+from gristmill.errors import Code, ConfigError, LedgerError
 from gristmill.ledger.address import PostgresAddress
+from gristmill.ledger.damage import DAMAGE
 from gristmill.ledger.postgres.session import Connection, adapt
 
 __all__ = ["connect", "is_gone", "make_pool", "reading", "translated"]
@@ -36,20 +36,6 @@ _DEFAULTS: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-
-_DAMAGE: Final = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    msgspec.MsgspecError,
-    DecodeError,
-    InternalError,
-)
-"""What decoding raises for bytes that are not what was written."""
 
 # What the pool says of a server that is gone is said by the one who wanted the connection.
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
@@ -132,7 +118,7 @@ def reading(address: PostgresAddress) -> Generator[None]:
     """Turn what the server, or reading what it gave, raises into a `LedgerError`."""
     try:
         yield
-    except (psycopg.Error, *_DAMAGE) as error:
+    except (psycopg.Error, *DAMAGE) as error:
         raise translated(error, address) from error
 
 
