@@ -182,7 +182,7 @@ def test_only_some(tmp_path: Path, ledger: Path, capsys: pytest.CaptureFixture[s
 def test_an_interrupt_stops_the_reading(tmp_path: Path) -> None:
     """Ctrl-C must not wait for the rest of a gigabyte."""
     stop = threading.Event()
-    found = _attempts(Captures((many(tmp_path / "run.jsonl", 3),), bad_lines=[]), Counted(), lambda _: None, stop)
+    found = _attempts(Captures((many(tmp_path / "run.jsonl", 3),)), Counted(), lambda _: None, stop)
     next(found)
     stop.set()
     with pytest.raises(KeyboardInterrupt):

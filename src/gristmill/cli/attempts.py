@@ -3,15 +3,15 @@
 Invariant: attempts are read one at a time and nothing is kept, so memory does not grow with their number; an attempt
 that stands in two places is refused, since nothing says which is the right one; what was passed over is said.
 
-Not here: what commands do with an attempt, where captures stand (sources), the format of captures, and ledgers.
+Not here: what commands do with an attempt, where captures stand (sources), what is said of reading them (remarks), the
+format of captures, and ledgers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -21,7 +21,8 @@ import msgspec
 from gristmill.cli.foreign import FOREIGN_OPTIONS, foreign_parts
 from gristmill.cli.nearest import did_you_mean
 from gristmill.cli.place import PLACE, place_of
-from gristmill.cli.sources import Kind, Source, size_bytes, sources
+from gristmill.cli.remarks import Remarks, with_hint
+from gristmill.cli.sources import Kind, Source, refuse_other, size_bytes, sources
 from gristmill.errors import Code, ConfigError, DecodeError, LedgerError
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ __all__ = ["STATES", "Attempt", "Captures", "paths_and_name", "takes_captures"]
 
 STATES: Final = ("open", "finished", "frozen", "abandoned")
 _FROZEN: Final = "frozen"
-_MOST_REMARKS: Final = 10
-_MOST_UNKNOWN: Final = 1000
 _HOLDS_RESULTS: Final = {
     Kind.LEDGER: "a ledger, which holds the results",
     Kind.FOREIGN: "a capture of another program, whose format says where results stand",
@@ -62,14 +61,6 @@ class Attempt(NamedTuple):
     share_bytes: int = 0
 
 
-class _Unknown(msgspec.Struct):
-    """A key that no line of its kind has: where it came first, what was probably meant, and on how many lines it is."""
-
-    where: str
-    meant: str
-    lines: int = 1
-
-
 DAMAGED: Final = frozenset({Code.LEDGER_DAMAGED, Code.FILE_MALFORMED})
 """Codes of an attempt that a ledger holds and that cannot be read back."""
 
@@ -86,10 +77,8 @@ class Captures(msgspec.Struct):
         completed: calls of foreign formats count as finished where nothing says whether they did.
         tokens, exchanges, summaries: what is read of a ledger's attempt beside its records; of files all of it is.
         summaries_only: of ledgers nothing else is read.
-        bad_word: what is said of a line that was passed over.
-        quiet: nothing is said of the reading.
-        bad_lines: those that were passed over, as `{where, message}`.
         losses: what importers could not carry, how often, by format and name.
+        remarks: what reading had to say.
         damaged: takes attempts of a ledger that cannot be read, with the reason; None: the first one ends the reading.
     """
 
@@ -106,13 +95,14 @@ class Captures(msgspec.Struct):
     exchanges: bool = False
     summaries: bool = False
     summaries_only: bool = False
-    bad_word: str = "skipped"
-    quiet: bool = False
-    bad_lines: list[dict[str, str]] = []
     losses: dict[str, Counter[str]] = {}
     damaged: list[tuple[str, str]] | None = None
-    remarks: int = 0
-    unknown: dict[tuple[str, str], _Unknown] = {}
+    remarks: Remarks = msgspec.field(default_factory=Remarks)
+
+    @property
+    def bad_lines(self) -> list[dict[str, str]]:
+        """Lines that were passed over, as `{where, message}`."""
+        return self.remarks.bad_lines
 
     @property
     def whole(self) -> bool:
@@ -159,7 +149,7 @@ class Captures(msgspec.Struct):
                         found = True
                         yield attempt
         finally:
-            self._tell_unsaid()
+            self.remarks.tell_unsaid()
         if not read and not known:
             raise DecodeError("expected a captured call, got none", where=", ".join(map(str, self.paths)))
         if not found:
@@ -286,7 +276,7 @@ class Captures(msgspec.Struct):
     def results(self) -> Iterator[Attempt]:
         """Read every attempt, whatever the filters, for its result: no tokens, and nothing is said of the reading."""
         unfiltered = {"rollout": None, "attempt": None, "group": None, "state": None}
-        own: dict[str, Any] = {"quiet": True, "bad_lines": [], "losses": {}, "unknown": {}, "remarks": 0}
+        own: dict[str, Any] = {"losses": {}, "remarks": Remarks(quiet=True)}
         less = {"tokens": False, "exchanges": False, "summaries": False, "summaries_only": False}
         damaged = None if self.damaged is None else list[tuple[str, str]]()
         return iter(msgspec.structs.replace(self, **unfiltered, **own, **less, damaged=damaged))
@@ -298,20 +288,20 @@ class Captures(msgspec.Struct):
 
         if source.passed_over:
             told = f"{source.passed_over} file(s) beside the captures are not read"
-            self._remark("note", f"{source.file.parent}: {told}")
-        with _with_hint(self.skip_bad):
+            self.remarks.say("note", f"{source.file.parent}: {told}")
+        with with_hint(self.skip_bad):
             stream = CaptureStream(source.file, result=self.result, skip_bad=self.skip_bad)
         if not self.whole:
             for rollout_id, number in stream.keys:
                 known.setdefault(rollout_id, set()).add(number)
         share_bytes = size_bytes(source.file) // max(len(stream.keys), 1)
-        with _with_hint(self.skip_bad):
+        with with_hint(self.skip_bad):
             yield from self._of_parts(stream.parts(self._wanted_key), source, share_bytes)
 
     def _foreign(self, source: Source, known: dict[str, set[int]]) -> Iterator[Attempt]:
         losses = self.losses.setdefault(source.format_name or "", Counter())
         parts = foreign_parts(source, losses, skip_bad=self.skip_bad, completed=self.completed)
-        with _with_hint(self.skip_bad, foreign=True):
+        with with_hint(self.skip_bad, foreign=True):
             for attempt in self._of_parts(parts, source):
                 key = (attempt.capture.rollout_id, attempt.capture.attempt)
                 if not self.whole:
@@ -323,110 +313,14 @@ class Captures(msgspec.Struct):
         from gristmill.records import Result
 
         for part in parts:
-            self._tell(part, source)
+            self.remarks.take(part, source)
             for key, (capture, result) in part.rollouts.items():
                 if source.kind is Kind.FOREIGN or self._wanted_key(key):
                     yield Attempt(source.path, capture, result or Result(), None, result is not None, share_bytes)
 
-    def _tell(self, part: CaptureFile, source: Source) -> None:
-        from gristmill.captures.lines import unknown_keys
-
-        for note in part.notes:
-            keys = unknown_keys(note)
-            if keys:
-                self._count_unknown(note.where, keys, source)
-            else:
-                self._remark("note", f"{note.where}: {note.message}")
-        for error in part.bad_lines:
-            self.bad_lines.append({"where": error.where or str(source.path), "message": error.message})
-            self._remark("warning", f"{self.bad_word} {error.where}: {error.message}")
-
-    def _remark(self, kind: str, text: str) -> None:
-        from gristmill.cli.screen import remark
-
-        self.remarks += 1
-        if self.remarks <= _MOST_REMARKS and not self.quiet:
-            remark(kind, text)
-
-    def _count_unknown(self, where: str, keys: Iterable[str], source: Source) -> None:
-        """Count the keys that no line of this kind has, to tell each of them once."""
-        from gristmill.captures.lines import nearest_key
-
-        for key in keys:
-            found = self.unknown.get((str(source.path), key))
-            if found is not None:
-                found.lines += 1
-            elif len(self.unknown) < _MOST_UNKNOWN:
-                place = where if str(source.path) in where else f"{source.path} {where}"
-                self.unknown[str(source.path), key] = _Unknown(place, nearest_key(key))
-
-    def _tell_unsaid(self) -> None:
-        """Say how many remarks were left out, and which keys of lines are not known."""
-        from gristmill.cli.plural import counted
-        from gristmill.cli.screen import remark
-
-        if self.quiet:
-            return
-        if self.remarks > _MOST_REMARKS:
-            remark("note", f"{self.remarks - _MOST_REMARKS} more of these")
-        for number, ((_, key), found) in enumerate(self.unknown.items()):
-            if number == _MOST_REMARKS:
-                remark("note", f"{counted(len(self.unknown) - number, 'more unknown key')}")
-                break
-            meant = f"; did you mean {found.meant}?" if found.meant else ""
-            on = f"on {counted(found.lines, 'line')}, first at {found.where}"
-            remark("note", f"unknown key {key!r} {on}{meant}")
-        self.remarks = 0
-        self.unknown = {}
-
-
-@contextlib.contextmanager
-def _with_hint(skip_bad: bool, *, foreign: bool = False) -> Generator[None]:
-    """Say of a line that cannot be read how it is passed over."""
-    try:
-        yield
-    except DecodeError as error:
-        if not skip_bad and error.code is Code.FILE_MALFORMED and not error.hint and _passed_over(error, foreign):
-            error.hint = "--skip-bad passes over bad lines"
-        raise
-
-
-def _passed_over(error: DecodeError, foreign: bool) -> bool:
-    """Tell whether what cannot be read is one of several."""
-    return foreign or "line " in (error.where or "")
-
 
 def _is_lines(place: Source) -> bool:
     return place.kind is Kind.FILES and place.file.suffix == ".jsonl"
-
-
-def refuse_other(path: LedgerAddress) -> None:
-    """Refuse what Gristmill wrote but is no capture.
-
-    Raises:
-        DecodeError: the path is a folder of rows, or the lock file of a ledger.
-    """
-    if not isinstance(path, Path):
-        return
-    if (path / "summary.json").is_file() and any(path.glob("run=*/part=*")):
-        raise DecodeError(
-            f"expected captures, {path} holds rows that were built",
-            where=str(path),
-            hint="name the archive that they were built from first",
-        )
-    if (path / "manifest.json").is_file() and not (path / "capture.jsonl").exists():
-        if (path / "rejected.jsonl").is_file():
-            raise DecodeError(
-                f"expected captures, {path} holds training data",
-                where=str(path),
-                hint="this is an export folder; name the captures first",
-            )
-    elif path.suffix == ".lock" and path.with_suffix("").is_file():
-        raise DecodeError(
-            f"expected captures, {path} is the lock file of a ledger",
-            where=str(path),
-            hint=f"name the ledger: {path.with_suffix('')}",
-        )
 
 
 def _twice(key: tuple[str, int], first: LedgerAddress, second: LedgerAddress) -> ConfigError:
@@ -473,7 +367,7 @@ def takes_captures(
         def run(*, result: Path | None, skip_bad: bool, paths: tuple[Path, ...] = (), **rest: Any) -> Any:
             narrowed = {name: rest.pop(name) for name in ("rollout", "attempt", "group", "state") if filters}
             foreign = {"format_name": rest.pop("foreign_format"), "completed": rest.pop("completed")}
-            captures = Captures(tuple(paths), result, skip_bad=skip_bad, bad_lines=[], **narrowed, **foreign)
+            captures = Captures(tuple(paths), result, skip_bad=skip_bad, **narrowed, **foreign)
             return command(captures=captures, **rest)
 
         wrapped: Any = run

@@ -14,8 +14,8 @@ import click
 
 from gristmill.cli.choice import Choice, takes_policy
 from gristmill.cli.credit import takes_advantage
-from gristmill.cli.export import FormatName
 from gristmill.cli.failure import DATA_FAILED
+from gristmill.cli.format import takes_format, takes_mode
 
 if TYPE_CHECKING:
     from gristmill.cli.progress import Step
@@ -30,22 +30,8 @@ __all__ = ["command"]
 @click.argument("archive", metavar="ARCHIVE")
 @click.argument("rows", metavar="ROWS")
 @takes_policy
-@click.option(
-    "--to",
-    "format_name",
-    type=FormatName(),
-    default="parquet",
-    show_default=True,
-    metavar="FORMAT",
-    help="As of `export`: parquet, jsonl, messages, or the format of a trainer.",
-)
-@click.option(
-    "--mode",
-    type=click.Choice(["merged", "per_call", "tree"]),
-    default="merged",
-    show_default=True,
-    help="One row per path of the token tree, one per call, or a tree (written as its flattened rows).",
-)
+@takes_format("As of `export`: parquet, jsonl, messages, or the format of a trainer.")
+@takes_mode
 @takes_advantage
 @click.option(
     "--engine",

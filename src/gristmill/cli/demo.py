@@ -177,8 +177,8 @@ def _run(out: Path) -> _Done:
     from gristmill.reconstruction import RowMode
 
     live = _capture(out)
-    imported = bring_in(Captures((out / "captures",), bad_lines=[]), out / _LEDGER)
-    captures, choices, comparison = Captures((out / _LEDGER,), bad_lines=[]), _choices(), Comparison()
+    imported = bring_in(Captures((out / "captures",)), out / _LEDGER)
+    captures, choices, comparison = Captures((out / _LEDGER,)), _choices(), Comparison()
     selections = [selected(attempt, choices[0]) for attempt in captures]
     flips = {attempt.capture.rollout_id: compare(attempt, choices, comparison) for attempt in captures}
     shown = next(attempt for attempt in captures if attempt.capture.rollout_id == _SHOWN)

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 from gristmill.cli.attempts import Attempt, Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
 from gristmill.cli.credit import advantage_lines, advantages_of, refuse_changed, takes_advantage
 from gristmill.cli.failure import DATA_FAILED
-from gristmill.cli.nearest import did_you_mean
+from gristmill.cli.format import takes_format, takes_mode
 from gristmill.cli.rows import refuse_file
 
 if TYPE_CHECKING:
@@ -25,49 +24,15 @@ if TYPE_CHECKING:
     from gristmill.reconstruction import RowMode
     from gristmill.selection import Rejected, Selection
 
-__all__ = ["FormatName", "command", "decide", "show_folder", "write_export"]
-
-
-class FormatName(click.ParamType[str]):
-    """The name of an export format."""
-
-    name = "format"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Take a format, or say which one was probably meant."""
-        from gristmill.export.formats import FORMATS
-
-        if value not in FORMATS:
-            self.fail(f"no format {value!r}. {did_you_mean(value, FORMATS)}", param, ctx)
-        return value
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete a format."""
-        from gristmill.export.formats import FORMATS
-
-        return [CompletionItem(name, help=made.title) for name, made in FORMATS.items() if name.startswith(incomplete)]
+__all__ = ["command", "decide", "show_folder", "write_export"]
 
 
 @click.command("export")
 @takes_captures()
 @takes_policy
-@click.option(
-    "--to",
-    "format_name",
-    type=FormatName(),
-    default="parquet",
-    show_default=True,
-    metavar="FORMAT",
-    help="parquet, jsonl (training rows) or messages (chat messages for SFT, from any endpoint).",
-)
+@takes_format("parquet, jsonl (training rows) or messages (chat messages for SFT, from any endpoint).")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder that is written.")
-@click.option(
-    "--mode",
-    type=click.Choice(["merged", "per_call", "tree"]),
-    default="merged",
-    show_default=True,
-    help="One row per path of the token tree, one per call, or a tree (written as its flattened rows).",
-)
+@takes_mode
 @takes_advantage
 @click.option("--overwrite", is_flag=True, help="Replace what is in DIR.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")

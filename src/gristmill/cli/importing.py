@@ -134,7 +134,7 @@ def _attempts(
 ) -> Iterator[tuple[Capture, Result | None]]:
     """Give the attempts; once a line cannot be read and is not to be skipped, only look for more of those."""
     skipped = captures.skip_bad
-    captures.skip_bad, captures.bad_word = True, "skipped" if skipped else "cannot read"
+    captures.skip_bad, captures.remarks.bad_word = True, "skipped" if skipped else "cannot read"
     for attempt in captures:
         if stop.is_set():
             raise KeyboardInterrupt

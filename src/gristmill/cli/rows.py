@@ -19,6 +19,7 @@ from gristmill.cli.attempts import Captures, takes_captures
 from gristmill.cli.choice import Choice, takes_policy
 from gristmill.cli.credit import advantage_lines, advantages_of, refuse_changed, takes_advantage
 from gristmill.cli.failure import DATA_FAILED
+from gristmill.cli.format import takes_mode
 from gristmill.errors import Code, ConfigError, ExportError
 
 if TYPE_CHECKING:
@@ -35,13 +36,7 @@ __all__ = ["command", "counts_text", "refuse_file", "write_folder"]
 @takes_captures()
 @takes_policy
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write a folder of rows.")
-@click.option(
-    "--mode",
-    type=click.Choice(["merged", "per_call", "tree"]),
-    default="merged",
-    show_default=True,
-    help="One row per path of the token tree, one per call, or a tree (written as its flattened rows).",
-)
+@takes_mode
 @takes_advantage
 @click.option("--overwrite", is_flag=True, help="Replace what is in DIR.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")

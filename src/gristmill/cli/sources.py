@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gristmill.cli.store import is_ledger
+from gristmill.errors import DecodeError
 
 if TYPE_CHECKING:
     from gristmill.ledger import LedgerAddress
 
-__all__ = ["Kind", "Source", "size_bytes", "sources"]
+__all__ = ["Kind", "Source", "refuse_other", "size_bytes", "sources"]
 
 _STORY: Final = "capture.jsonl"
 _PASSED_OVER: Final = frozenset({".json", ".gristmill", ".db"})
@@ -96,6 +97,35 @@ def _inside(path: Path) -> tuple[list[Path], int]:
 
 def _is_lines(entry: Path) -> bool:
     return entry.suffix == ".jsonl" and entry.is_file()
+
+
+def refuse_other(path: LedgerAddress) -> None:
+    """Refuse what Gristmill wrote but is no capture.
+
+    Raises:
+        DecodeError: the path is a folder of rows, or the lock file of a ledger.
+    """
+    if not isinstance(path, Path):
+        return
+    if (path / "summary.json").is_file() and any(path.glob("run=*/part=*")):
+        raise DecodeError(
+            f"expected captures, {path} holds rows that were built",
+            where=str(path),
+            hint="name the archive that they were built from first",
+        )
+    if (path / "manifest.json").is_file() and not (path / "capture.jsonl").exists():
+        if (path / "rejected.jsonl").is_file():
+            raise DecodeError(
+                f"expected captures, {path} holds training data",
+                where=str(path),
+                hint="this is an export folder; name the captures first",
+            )
+    elif path.suffix == ".lock" and path.with_suffix("").is_file():
+        raise DecodeError(
+            f"expected captures, {path} is the lock file of a ledger",
+            where=str(path),
+            hint=f"name the ledger: {path.with_suffix('')}",
+        )
 
 
 def size_bytes(path: Path) -> int:
