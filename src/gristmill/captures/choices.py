@@ -46,19 +46,24 @@ class _FastMeta(msgspec.Struct):
     output_token_logprobs: msgspec.Raw = _ABSENT
 
 
-class _FastChoice(msgspec.Struct):
+class _Choice(msgspec.Struct):
+    """What both views of a choice have."""
+
     index: msgspec.Raw = _ABSENT
     message: msgspec.Raw = _ABSENT
     text: msgspec.Raw = _ABSENT
     finish_reason: msgspec.Raw = _ABSENT
     stop_reason: msgspec.Raw = _ABSENT
     matched_stop: msgspec.Raw = _ABSENT
-    weight_versions: msgspec.Raw = _ABSENT
-    meta_info: _FastMeta | None = None
     token_ids: list[int] | None = None
-    response_token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     logprobs: FastLogprobs | None = None
+
+
+class _FastChoice(_Choice):
+    weight_versions: msgspec.Raw = _ABSENT
+    meta_info: _FastMeta | None = None
+    response_token_ids: list[int] | None = None
 
 
 class _FastBody(msgspec.Struct):
@@ -71,18 +76,9 @@ class _FastBody(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
 
 
-class _WholeChoice(msgspec.Struct, forbid_unknown_fields=True):
+class _WholeChoice(_Choice, forbid_unknown_fields=True):
     """What engines put into a choice; with no other field in it, what is no token is kept as it is written."""
 
-    index: msgspec.Raw = _ABSENT
-    message: msgspec.Raw = _ABSENT
-    text: msgspec.Raw = _ABSENT
-    finish_reason: msgspec.Raw = _ABSENT
-    stop_reason: msgspec.Raw = _ABSENT
-    matched_stop: msgspec.Raw = _ABSENT
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    logprobs: FastLogprobs | None = None
     prompt_logprobs: msgspec.Raw = _ABSENT
     routed_experts: msgspec.Raw = _ABSENT
 
