@@ -10,44 +10,27 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.shell_completion import CompletionItem
 
-from gristmill.cli.nearest import did_you_mean
+from gristmill.cli.nearest import OneOf
 
 if TYPE_CHECKING:
     from gristmill.captures import CaptureFile
     from gristmill.cli.sources import Source
 
-__all__ = ["FOREIGN_OPTIONS", "ImporterName", "foreign_parts"]
+__all__ = ["FOREIGN_OPTIONS", "foreign_parts"]
 
 
-class ImporterName(click.ParamType[str]):
-    """The name of a format of another program."""
+def _importers() -> dict[str, str | None]:
+    from gristmill.interop import IMPORTERS
 
-    name = "format"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Take a format, or say which one was probably meant."""
-        from gristmill.interop import IMPORTERS
-
-        if value not in IMPORTERS:
-            self.fail(f"no format {value!r}. {did_you_mean(value, IMPORTERS)}", param, ctx)
-        return value
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete a format."""
-        from gristmill.interop import IMPORTERS
-
-        return [
-            CompletionItem(name, help=made.title) for name, made in IMPORTERS.items() if name.startswith(incomplete)
-        ]
+    return {name: made.title for name, made in IMPORTERS.items()}
 
 
 FOREIGN_OPTIONS: Final[tuple[Callable[[Any], Any], ...]] = (
     click.option(
         "--from",
         "foreign_format",
-        type=ImporterName(),
+        type=OneOf("format", _importers),
         metavar="FORMAT",
         help="PATHS are captures of another program: atif, harbor, rllm, request-response, …",
     ),

@@ -9,31 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from gristmill.cli.nearest import did_you_mean
+from gristmill.cli.nearest import OneOf
 
-__all__ = ["FormatName", "takes_format", "takes_mode"]
+__all__ = ["takes_format", "takes_mode"]
 
 
-class FormatName(click.ParamType[str]):
-    """The name of an export format."""
+def _formats() -> dict[str, str | None]:
+    from gristmill.export.formats import FORMATS
 
-    name = "format"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Take a format, or say which one was probably meant."""
-        from gristmill.export.formats import FORMATS
-
-        if value not in FORMATS:
-            self.fail(f"no format {value!r}. {did_you_mean(value, FORMATS)}", param, ctx)
-        return value
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete a format."""
-        from gristmill.export.formats import FORMATS
-
-        return [CompletionItem(name, help=made.title) for name, made in FORMATS.items() if name.startswith(incomplete)]
+    return {name: made.title for name, made in FORMATS.items()}
 
 
 def takes_format(meaning: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -41,7 +26,7 @@ def takes_format(meaning: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return click.option(
         "--to",
         "format_name",
-        type=FormatName(),
+        type=OneOf("format", _formats),
         default="parquet",
         show_default=True,
         metavar="FORMAT",

@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
-from click.shell_completion import CompletionItem
 
-from gristmill.cli.nearest import did_you_mean
+from gristmill.cli.nearest import OneOf
 from gristmill.errors import Code
 
 if TYPE_CHECKING:
     from gristmill.pipeline import RebuiltRollout
     from gristmill.selection import Rejected, Selection
 
-__all__ = ["CodeName", "Wanted", "takes_outcomes"]
+__all__ = ["Wanted", "takes_outcomes"]
 
 
-_NAMES: Final = tuple(map(str, Code))
+_CODE: Final = OneOf("code", lambda: dict.fromkeys(map(str, Code)))
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -54,22 +53,6 @@ class Wanted(msgspec.Struct, frozen=True):
         return any(verdict.code == self.code for verdict in outcome_verdicts(outcome))
 
 
-class CodeName(click.ParamType[str]):
-    """The name of a code."""
-
-    name = "code"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Take a code, or say which one was probably meant."""
-        if value not in _NAMES:
-            self.fail(f"no code {value!r}. {did_you_mean(value, _NAMES)}", param, ctx)
-        return value
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete a code."""
-        return [CompletionItem(name) for name in _NAMES if name.startswith(incomplete)]
-
-
 def takes_outcomes(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that narrow outcomes down; the command gets them as `wanted`."""
 
@@ -81,9 +64,7 @@ def takes_outcomes(command: Callable[..., Any]) -> Callable[..., Any]:
 
     wrapped: Any = run
     for option in (
-        click.option(
-            "--code", type=CodeName(), metavar="CODE", help="Only where this code stands, of a refusal or a call."
-        ),
+        click.option("--code", type=_CODE, metavar="CODE", help="Only where this code stands, of a refusal or a call."),
         click.option("--rejected", is_flag=True, help="Only rollouts that were rejected."),
         click.option("--selected", is_flag=True, help="Only rollouts that were not rejected."),
     ):
