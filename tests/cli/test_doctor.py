@@ -16,7 +16,7 @@ from tests.gateway.upstream.wire import FakeEngine, Seen, Wire
 
 MEASURED = {
     *("prompt_ids", "token_ids", "token_ids_streamed", "logprobs", "stop_token_included", "logprobs_mode"),
-    *("weight_versions", "routed_experts", "abort_by_id", "token_in", "render"),
+    *("weight_versions", "routed_experts", "abort_by_id", "token_in", "render", "tokenize"),
 }
 
 

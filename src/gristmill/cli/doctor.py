@@ -2,7 +2,8 @@
 
 JSON: `{"upstream", "fit", "lacking": [NAME], "engine": {kind, version, models, max_model_len, prompt_ids, token_ids,
 token_ids_streamed, logprobs, stop_token_included, logprobs_mode, weight_versions, routed_experts, abort_by_id,
-token_in, render, notes}}`; what was measured is `yes`, `no` or `unknown`, `lacking` names what of it training needs.
+token_in, render, tokenize, notes}}`; what was measured is `yes`, `no` or `unknown`, `lacking` names what of it training
+needs.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ _USEFUL: Final = (
     _Asked("abort_by_id", "abort by id", "tokens of calls that were given up"),
     _Asked("token_in", "prompt as ids", "turns that extend what was sampled"),
     _Asked("render", "rendering", "prompt ids without sampling"),
+    _Asked("tokenize", "tokenizing", "the same, by the tokenizer's route"),
 )
 
 _MODES: Final = {
@@ -197,7 +199,7 @@ def _write(spec: UpstreamSpec, found: Capabilities, lacking: list[_Asked]) -> in
         "upstream": spec.label,
         "fit": not lacking,
         "lacking": [asked.name for asked in lacking],
-        "engine": msgspec.to_builtins(found),
+        "engine": {name: value for name, value in msgspec.to_builtins(found).items() if name != "question_ids"},
     }
     sys.stdout.write(json_text(told) + "\n")
     return DATA_FAILED if lacking else 0

@@ -11,9 +11,10 @@ from gristmill.gateway.upstream.client import Client
 from gristmill.gateway.upstream.identity import identify
 from gristmill.gateway.upstream.probe import probe
 from gristmill.gateway.upstream.protocol import Capabilities, EngineKind, Support, UpstreamError, UpstreamFault
+from gristmill.gateway.upstream.sample import QUESTION
 from gristmill.gateway.upstream.spec import UpstreamSettings, UpstreamSpec
 from gristmill.records import LogprobsMode
-from tests.gateway.upstream.toy import Toy
+from tests.gateway.upstream.toy import Toy, rendered
 from tests.gateway.upstream.wire import FakeEngine, running
 
 SETTINGS = UpstreamSettings(connect_timeout_s=2.0)
@@ -55,6 +56,8 @@ def test_an_engine_with_everything() -> None:
         abort_by_id=YES,
         token_in=YES,
         render=YES,
+        tokenize=YES,
+        question_ids=tuple(rendered(list(QUESTION))),
         notes=(),
     )
     assert found(Toy("vllm", weight_versions=True, mode="processed")) == everything

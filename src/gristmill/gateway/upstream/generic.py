@@ -6,10 +6,12 @@ ids a call serves selection and exports of conversations, and its record says wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+from gristmill.gateway.continuation.renderer import Rendering
 from gristmill.gateway.upstream.protocol import Ask, Capabilities, EngineKind, Support
-from gristmill.gateway.upstream.routes import TOKENIZE, completions_logprobs, picked, sampling_ask
+from gristmill.gateway.upstream.routes import TOKENIZE, completions_logprobs, has_room, picked, sampling_ask
 from gristmill.records import Dialect
 
 __all__ = ["Generic"]
@@ -49,6 +51,18 @@ class Generic:
     def count(self, body: JsonObject) -> Ask:
         """Tokenise messages and tools, at the route that vLLM and SGLang have; others have none."""
         return Ask(TOKENIZE, picked(body, _COUNTED))
+
+    def given(self, body: JsonObject, prompt: Sequence[int]) -> JsonObject | None:
+        """Return None: prompts as ids are each engine's own."""
+        return None
+
+    def fits(self, body: JsonObject, prompt_len: int) -> bool:
+        """Say whether a prompt leaves room for a token."""
+        return has_room(prompt_len, self._found.max_model_len)
+
+    def render(self, asked: Rendering) -> Ask | None:
+        """Return None: no route is known."""
+        return None
 
     def missing(self) -> str | None:
         """Say why there are no ids."""

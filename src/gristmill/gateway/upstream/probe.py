@@ -17,10 +17,11 @@ import msgspec
 
 from gristmill.gateway.upstream.adapters import engine_for
 from gristmill.gateway.upstream.between import between
-from gristmill.gateway.upstream.client import Answer, Client
+from gristmill.gateway.upstream.client import Client
 from gristmill.gateway.upstream.identity import Identity, identify
 from gristmill.gateway.upstream.logprobs_mode import measure_mode
 from gristmill.gateway.upstream.protocol import Capabilities, Engine, EngineKind, Support
+from gristmill.gateway.upstream.rendered import rendered_ids
 from gristmill.gateway.upstream.routes import TOKENIZE
 from gristmill.gateway.upstream.sample import QUESTION, Sample, Sampler
 from gristmill.gateway.upstream.sglang import ABORT as SGLANG_ABORT
@@ -85,16 +86,6 @@ async def measure(client: Client, spec: UpstreamSpec, identity: Identity, timeou
     return msgspec.structs.replace(measured.found, notes=tuple(notes))
 
 
-class _Rendered(msgspec.Struct):
-    """A rendered prompt: vLLM's render route says `token_ids`, SGLang's tokenize route `tokens`."""
-
-    token_ids: list[int] | None = None
-    tokens: list[int] | None = None
-
-
-_decode_rendered = msgspec.json.Decoder(_Rendered).decode
-
-
 class _Measurement:
     """One run of questions; `found` and `notes` grow with the answers."""
 
@@ -103,7 +94,7 @@ class _Measurement:
         self._sampler = sampler
         self._notes = notes
         # An adapter that asks for everything, as of an engine that was seen to have it.
-        everything = dict.fromkeys(("token_ids", "logprobs", "weight_versions"), Support.YES)
+        everything = dict.fromkeys(("token_ids", "logprobs", "weight_versions", "token_in"), Support.YES)
         self._asking: Engine = engine_for(msgspec.structs.replace(found, **everything))
 
     def _learn(self, **support: Any) -> None:
@@ -200,11 +191,7 @@ class _Measurement:
         """Send a prompt as ids, other than the messages would give, and see whether it was the one sampled from."""
         choice = whole.first
         prompt = [*(choice.prompt_ids or ()), *(choice.token_ids or ())[:1]]
-        fields: dict[EngineKind, dict[str, Any]] = {
-            _VLLM: {"kv_transfer_params": {"prompt_token_ids": prompt}},
-            _SGLANG: {"input_ids": prompt},
-        }
-        asked = fields.get(self.found.kind)
+        asked = self._asking.given({}, prompt)
         if asked is None or not choice.prompt_ids:
             return
         sample = await self._sampler.body(self._asking, max_tokens=1, **asked)
@@ -229,22 +216,30 @@ class _Measurement:
 
     async def _render(self, whole: Sample) -> None:
         """See whether the engine renders messages to the very ids that it sampled from."""
-        path = {_VLLM: RENDER, _SGLANG: TOKENIZE}.get(self.found.kind)
-        if path is None:
+        prompt = whole.first.prompt_ids
+        if prompt is not None:
+            self._learn(question_ids=tuple(prompt))
+        if self.found.kind is EngineKind.GENERIC:
             return
+        support, status = await self._rendering(TOKENIZE, prompt)
+        self._learn(tokenize=support)
+        if self.found.kind is _VLLM:
+            support, status = await self._rendering(RENDER, prompt)
+        self._learn(render=support)
+        if support is Support.NO and status == 200:
+            self._notes.append("It renders messages to other ids than it samples from.")
+        elif status == 403 and self.found.kind is _VLLM and self.found.tokenize is not Support.YES:
+            self._notes.append(f"It renders no prompts without sampling: {_SCALE_OUT} for that.")
+
+    async def _rendering(self, path: str, prompt: Sequence[int] | None) -> tuple[Support, int]:
+        """Have the question rendered by a route: whether it was to these ids, and the status, 0 for no answer."""
         answer = await self._sampler.post(path, {"model": self._sampler.model, "messages": list(QUESTION)})
         if answer is None:
-            return
-        rendered = _rendered(answer)
-        prompt = whole.first.prompt_ids
+            return Support.UNKNOWN, 0
+        rendered = rendered_ids(answer.status, answer.body)
         if rendered is None:
-            self._learn(render=Support.NO)
-            if answer.status == 403 and self.found.kind is _VLLM:
-                self._notes.append(f"It renders no prompts without sampling: {_SCALE_OUT} for that.")
-        elif prompt is not None:
-            self._learn(render=_yes(rendered == list(prompt)))
-            if rendered != list(prompt):
-                self._notes.append("It renders messages to other ids than it samples from.")
+            return Support.NO, answer.status if answer.status != 200 else 0
+        return Support.UNKNOWN if prompt is None else _yes(rendered == list(prompt)), answer.status
 
     async def _tools(self) -> None:
         """See whether harnesses can give it tools, which vLLM takes only when it was told how to read calls."""
@@ -276,14 +271,3 @@ def _weights(sample: Sample) -> Any:
 
 def _experts(sample: Sample) -> Any:
     return sample.choice.get("routed_experts") or _member(sample.choice, "meta_info").get("routed_experts")
-
-
-def _rendered(answer: Answer) -> Sequence[int] | None:
-    """Read the ids of a rendered prompt."""
-    if answer.status != 200:
-        return None
-    try:
-        said = _decode_rendered(answer.body)
-    except msgspec.DecodeError:
-        return None
-    return said.tokens if said.token_ids is None else said.token_ids

@@ -8,12 +8,13 @@ Not here: any engine (vllm, sglang, generic), connections (client), which engine
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from gristmill.gateway.continuation.renderer import Rendering
 from gristmill.records import Dialect, LogprobsMode
 
 __all__ = ["Ask", "Capabilities", "Engine", "EngineKind", "Support", "UpstreamError", "UpstreamFault", "UpstreamReply"]
@@ -47,7 +48,11 @@ class Support(StrEnum):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine was found to give. `notes` says in sentences what stands between and what to switch on."""
+    """What an engine was found to give. `notes` says in sentences what stands between and what to switch on.
+
+    `render` and `tokenize` say whether these routes make of messages what the engine samples from; `question_ids` is
+    what it samples from where it is asked the probe's question.
+    """
 
     kind: EngineKind
     version: str | None = None
@@ -64,6 +69,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     abort_by_id: Support = Support.UNKNOWN
     token_in: Support = Support.UNKNOWN
     render: Support = Support.UNKNOWN
+    tokenize: Support = Support.UNKNOWN
+    question_ids: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -136,6 +143,23 @@ class Engine(Protocol):
 
     def count(self, body: JsonObject) -> Ask:
         """Return the request that tokenises a chat body (messages, tools) without sampling."""
+        ...
+
+    def given(self, body: JsonObject, prompt: Sequence[int]) -> JsonObject | None:
+        """Return a Chat body whose prompt is these ids, whatever its messages are; None: the engine takes none.
+
+        Args:
+            body: of the request; not changed.
+            prompt: token ids.
+        """
+        ...
+
+    def fits(self, body: JsonObject, prompt_len: int) -> bool:
+        """Say whether the engine takes a prompt of so many tokens with what the body asks to sample after it."""
+        ...
+
+    def render(self, asked: Rendering) -> Ask | None:
+        """Return the request that renders without sampling; None: it was not seen to have a route for that."""
         ...
 
     def missing(self) -> str | None:

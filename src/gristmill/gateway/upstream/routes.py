@@ -23,6 +23,7 @@ __all__ = [
     "TOKENIZE",
     "VERSION",
     "completions_logprobs",
+    "has_room",
     "picked",
     "sampling_ask",
 ]
@@ -71,6 +72,11 @@ def completions_logprobs(body: Mapping[str, Any]) -> Any:
     """
     asked = body.get("logprobs")
     return 0 if asked is None or asked is False else asked
+
+
+def has_room(prompt_len: int, max_model_len: int | None, wanted: int = 1) -> bool:
+    """Say whether so many tokens fit behind a prompt; yes where the engine does not say how long it may be."""
+    return max_model_len is None or prompt_len + wanted <= max_model_len
 
 
 def picked(body: Mapping[str, Any], names: Iterable[str]) -> JsonObject:

@@ -7,11 +7,12 @@ is `reasoning_content`, in requests too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
+from gristmill.gateway.continuation.renderer import Rendering
 from gristmill.gateway.upstream.protocol import Ask, Capabilities, EngineKind, Support
-from gristmill.gateway.upstream.routes import TOKENIZE, completions_logprobs, picked, sampling_ask
+from gristmill.gateway.upstream.routes import TOKENIZE, completions_logprobs, has_room, picked, sampling_ask
 from gristmill.records import Dialect
 
 __all__ = ["ABORT", "SERVER_INFO", "Sglang"]
@@ -71,6 +72,24 @@ class Sglang:
     def count(self, body: JsonObject) -> Ask:
         """Tokenise messages and tools as Chat renders them."""
         return Ask(TOKENIZE, {**picked(body, _COUNTED), **_messages(body)})
+
+    def given(self, body: JsonObject, prompt: Sequence[int]) -> JsonObject | None:
+        """Put the prompt beside the messages, which are then not rendered, once that was seen to work."""
+        return {**body, "input_ids": list(prompt)} if self._found.token_in is Support.YES else None
+
+    def fits(self, body: JsonObject, prompt_len: int) -> bool:
+        """Say whether prompt and what is asked for fit together: it refuses what does not."""
+        asked = body.get("max_completion_tokens", body.get("max_tokens"))
+        return has_room(prompt_len, self._found.max_model_len, asked if type(asked) is int else 1)
+
+    def render(self, asked: Rendering) -> Ask | None:
+        """Render by the tokenizer's route, which goes by Chat's own rules."""
+        if self._found.render is not Support.YES:
+            return None
+        body: JsonObject = {"model": asked.model, "messages": list(asked.messages), **asked.settings}
+        if asked.tools:
+            body["tools"] = list(asked.tools)
+        return Ask(TOKENIZE, {**body, **_messages(body)})
 
     def missing(self) -> str | None:
         """Say why there are no ids."""

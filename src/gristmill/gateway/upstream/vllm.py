@@ -7,10 +7,13 @@ exists only with `--enable-scale-out`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+from gristmill.gateway.continuation.renderer import Rendering
+from gristmill.gateway.continuation.template_input import template_variables
 from gristmill.gateway.upstream.protocol import Ask, Capabilities, EngineKind, Support
-from gristmill.gateway.upstream.routes import TOKENIZE, completions_logprobs, picked, sampling_ask
+from gristmill.gateway.upstream.routes import TOKENIZE, completions_logprobs, has_room, picked, sampling_ask
 from gristmill.records import Dialect
 
 __all__ = ["ABORT", "RENDER", "Vllm"]
@@ -31,6 +34,7 @@ _COUNTED: Final = (
     "add_generation_prompt",
     "continue_final_message",
 )
+_FLAGS: Final = ("add_generation_prompt", "continue_final_message")
 # Its own id of a request: on Completions one for each prompt, of which a call has one.
 _IDS: Final = {Dialect.CHAT: "chatcmpl-{}", Dialect.COMPLETIONS: "cmpl-{}-0"}
 
@@ -69,6 +73,30 @@ class Vllm:
     def count(self, body: JsonObject) -> Ask:
         """Tokenise messages and tools as Chat renders them."""
         return Ask(TOKENIZE, picked(body, _COUNTED))
+
+    def given(self, body: JsonObject, prompt: Sequence[int]) -> JsonObject | None:
+        """Put the prompt where disaggregated prefill puts it, once that was seen to work."""
+        if self._found.token_in is not Support.YES:
+            return None
+        return {**body, "kv_transfer_params": {"prompt_token_ids": list(prompt)}}
+
+    def fits(self, body: JsonObject, prompt_len: int) -> bool:
+        """Say whether a prompt leaves room for a token: what is asked for beyond the room is cut."""
+        return has_room(prompt_len, self._found.max_model_len)
+
+    def render(self, asked: Rendering) -> Ask | None:
+        """Render by Chat's own rules, or by the tokenizer's route, which is always there and knows fewer fields."""
+        body: JsonObject = {"model": asked.model, "messages": list(asked.messages)}
+        if asked.tools:
+            body["tools"] = list(asked.tools)
+        if self._found.render is Support.YES:
+            return Ask(RENDER, {**body, **asked.settings})
+        if self._found.tokenize is not Support.YES:
+            return None
+        variables = template_variables(asked.settings)
+        for name in _FLAGS:
+            body[name] = variables.pop(name)
+        return Ask(TOKENIZE, {**body, **({"chat_template_kwargs": variables} if variables else {})})
 
     def missing(self) -> str | None:
         """Say why there are no ids."""
