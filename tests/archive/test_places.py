@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from gristmill.archive import ArchivedAttempt, ArchiveReader, PartitionWriter, as_url, is_archive, place_of
-from gristmill.archive.place import sweep_work
+from gristmill.archive.local import sweep_work
 from gristmill.archive.work import PREFIX, work_folder
 from gristmill.errors import Code, ConfigError, DecodeError, ExportError
 from gristmill.ledger import AttemptKey

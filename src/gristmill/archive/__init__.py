@@ -2,7 +2,8 @@
 
 from gristmill.archive.attempt_rows import ArchivedAttempt
 from gristmill.archive.manifest import ArchiveCounts, ArchiveFile, ArchiveManifest
-from gristmill.archive.place import Place, as_url, place_of
+from gristmill.archive.opening import as_url, place_of
+from gristmill.archive.place import Place
 from gristmill.archive.reader import ArchiveReader, PartPlace, is_archive
 from gristmill.archive.writer import PART_BYTES, PartitionWriter
 

@@ -22,8 +22,9 @@ from gristmill.archive.attempt_rows import ArchivedAttempt, RowValues, pack, wit
 from gristmill.archive.columns import ATTEMPTS, file_name
 from gristmill.archive.key_index import KeyIndex, Location
 from gristmill.archive.manifest import PARTITION_PREFIX, ArchiveFile, ArchiveManifest, read_manifest
+from gristmill.archive.opening import place_of
 from gristmill.archive.parquet_part import PartReader
-from gristmill.archive.place import MANIFEST_NAME, Place, place_of, reading
+from gristmill.archive.place import MANIFEST_NAME, Place, reading
 from gristmill.errors import Code, DecodeError, LedgerError
 from gristmill.ledger import AttemptKey, AttemptSetup, AttemptState, Counts, StoredCall, Summary
 from gristmill.records import Capture, Result

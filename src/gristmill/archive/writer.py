@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from gristmill.archive.attempt_rows import ArchivedAttempt, pack
+from gristmill.archive.local import sweep_work
 from gristmill.archive.manifest import (
     PARTITION_PREFIX,
     ArchiveCounts,
@@ -24,7 +25,7 @@ from gristmill.archive.manifest import (
     sealed,
 )
 from gristmill.archive.parquet_part import PartWriter
-from gristmill.archive.place import MANIFEST_NAME, Place, Publication, sweep_work, writing
+from gristmill.archive.place import MANIFEST_NAME, Place, Publication, writing
 from gristmill.errors import Code, ExportError, LedgerError
 from gristmill.ledger import AttemptKey
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from gristmill.archive import ArchiveReader, as_url, is_archive
-from gristmill.archive.place import sweep_work
+from gristmill.archive.local import sweep_work
 from gristmill.engine.job import BuildJob, BuildOptions
 from gristmill.engine.local import run_local
 from gristmill.engine.partition import PartReport, raise_failure
