@@ -193,12 +193,12 @@ def _settings() -> Iterator[str]:
         if isinstance(option, click.Option)
     }
     meanings = _meanings(GatewayConfig)
-    defaults = {field.name: field for field in msgspec.structs.fields(GatewayConfig)}
+    defaults = {field.encode_name: field for field in msgspec.structs.fields(GatewayConfig)}
     rows: list[list[str]] = []
     for name in SETTINGS:
         field = defaults[name]
         default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
-        meaning = meanings[name]
+        meaning = meanings[field.name]
         flag = f"`{options[name]}`" if name in options else ""
         if name == "upstreams":
             default = msgspec.NODEFAULT

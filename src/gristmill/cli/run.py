@@ -40,7 +40,7 @@ _NAMES = ("claude-code", "codex", "opencode", "pi", "mini-swe-agent", "openai")
     type=click.Choice(_NAMES),
     help="Kind of the harness; told by the name of its program, `openai` for any other.",
 )
-@takes_settings("ledger", "upstreams", "models", "admin_key_file")
+@takes_settings("ledger", "upstreams", "models", "continue", "tokenizer", "admin_key_file")
 @click.option("--gateway", metavar="URL", help="A gateway that runs, instead of one started for this run.")
 @click.option(
     "--override",
@@ -167,7 +167,8 @@ def _overridden(texts: tuple[str, ...]) -> dict[str, Any] | None:
 def _used() -> str:
     """Say which settings on the command line a gateway that was joined has no use for."""
     given = click.get_current_context().params
-    idle = [flag for name, flag in (("upstreams", "--upstream"), ("models", "--model")) if given.get(name)]
+    flags = {"upstreams": "--upstream", "models": "--model", "continue": "--continue", "tokenizer": "--tokenizer"}
+    idle = [flag for name, flag in flags.items() if given.get(name)]
     if not idle:
         return "its engines and models are used"
     return f"its own engines and models are used, and {' and '.join(idle)} not"

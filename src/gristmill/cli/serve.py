@@ -80,6 +80,25 @@ _OPTIONS: Final[dict[str, tuple[tuple[str, ...], dict[str, Any]]]] = {
         ("--override",),
         {"multiple": True, "metavar": "NAME=JSON", "help": "A sampling setting over what is asked for."},
     ),
+    "continue": (
+        ("--continue",),
+        {
+            "type": click.Choice(["off", "tokens"]),
+            "help": "tokens: give the engine the exact tokens of the call that a request continues.",
+        },
+    ),
+    "tokenizer": (
+        ("--tokenizer",),
+        {
+            "type": click.Path(path_type=Path, file_okay=False),
+            "metavar": "FOLDER",
+            "help": "The engine's tokenizer and chat template, for engines that do not render.",
+        },
+    ),
+    "render_timeout_s": (
+        ("--render-timeout-s",),
+        {"type": _SECONDS, "help": "For the renderings of a call; behind it the call is not continued."},
+    ),
     "allowed_hosts": (
         ("--allowed-host",),
         {"multiple": True, "metavar": "NAME", "help": "Another name that requests may give as Host."},

@@ -21,6 +21,8 @@ from gristmill.gateway.attempts import LiveAttempts
 from gristmill.gateway.body import ClientClosed, Receive
 from gristmill.gateway.client import Client, HeaderList, Message, Scope
 from gristmill.gateway.config import GatewayConfig
+from gristmill.gateway.continuation.local import LocalRenderer
+from gristmill.gateway.continuation.plan import Planner
 from gristmill.gateway.desk import Desk
 from gristmill.gateway.engines import open_replicas
 from gristmill.gateway.front import JsonObject, RequestRefused
@@ -74,12 +76,22 @@ class Gateway:
         self._replicas: Final = open_replicas(config)
         self._watching: asyncio.Future[None] | None = None
         self._hosts: Final = frozenset(_hosts(config))
-        self._sampler: Final = Sampler(self._desk, self._replicas)
+        self._tokenizer: Final = (
+            None if config.tokenizer is None else LocalRenderer(config.tokenizer, config.render_timeout_s)
+        )
+        planner = Planner(self.metrics, self.log, config.render_timeout_s, self._tokenizer)
+        self._sampler: Final = Sampler(self._desk, self._replicas, planner)
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Look for the engines; calls are taken from now on."""
+        """Look for the engines; calls are taken from now on.
+
+        Raises:
+            ConfigError: the tokenizer cannot be used.
+        """
+        if self._tokenizer is not None:
+            await self._tokenizer.open()
         await self._replicas.start()
         self._watching = asyncio.ensure_future(self._watch_engines())
         self.log.info(
@@ -114,6 +126,8 @@ class Gateway:
         if self._watching is not None:
             self._watching.cancel()
         await self._replicas.close()
+        if self._tokenizer is not None:
+            await self._tokenizer.close()
         self.log.info("stopped", aborted=aborted)
 
     async def _watch_engines(self) -> None:

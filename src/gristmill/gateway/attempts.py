@@ -18,6 +18,7 @@ from time import time
 from typing import Any, Final, NamedTuple, cast
 
 from gristmill.errors import Code
+from gristmill.gateway.continuation.conditions import Past
 from gristmill.gateway.keys import KEY_PREFIX, key_digest
 from gristmill.ledger import AttemptElsewhere, AttemptKey, AttemptSetup, LedgerWriter
 from gristmill.ledger.writes import Begin, Claim, Revoke
@@ -48,6 +49,7 @@ class Attempt:
         index: its calls as possible parents.
         past: committed calls by request digest, oldest first.
         deliveries: by call id.
+        continuable: committed calls by id, as far as continuing them depends on their records.
         in_flight: running calls by id, each with what breaks it off (True: the gateway is going).
         writing: held while an outcome is prepared and committed, so that memory and ledger stay in step.
         stale: memory may be ahead of the ledger; it is read again before it is used.
@@ -76,6 +78,7 @@ class Attempt:
         self.index = LineageIndex()
         self.past: dict[str, list[PastCall]] = {}
         self.deliveries: dict[str, Delivery] = {}
+        self.continuable: dict[str, Past] = {}
         self._of_response: dict[str, list[str]] = {}
 
     def fill(self, capture: Capture) -> None:
@@ -110,6 +113,7 @@ class Attempt:
             record.tools_digest,
         )
         self.index.add(record.model_call_id, digests, record.delivery)
+        self.continuable[record.model_call_id] = Past.of(record)
         self._of_response.setdefault(record.response_id, []).append(record.model_call_id)
         if record.request_digest is not None and record.choice_index == 0:
             completed = record.response_status in {"completed", "incomplete"} and record.unusable_reason not in {

@@ -251,7 +251,7 @@ class Call:
     async def _commit(self, reply: Reply, served: JsonObject | None, status: int | None) -> bool:
         """Store the outcome; False where it could not be made durable, and the call stays lost."""
         records = await keep(
-            self._desk, self._attempt, self._asked, self._order, self._intent, Ended(reply, served, status)
+            self._desk, self._attempt, self._asked, self._exchange.order, self._intent, Ended(reply, served, status)
         )
         if records is None:
             return False

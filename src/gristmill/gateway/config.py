@@ -20,6 +20,7 @@ from gristmill.ledger.address import LedgerAddress
 
 __all__ = [
     "ANY_MODEL",
+    "CONTINUE",
     "OVERRIDES",
     "EngineSetting",
     "GatewayConfig",
@@ -30,8 +31,13 @@ __all__ = [
 
 ANY_MODEL: Final = "*"
 
-OVERRIDES: Final = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "chat_template_kwargs"})
-"""Sampling settings that a rollout's or the gateway's configuration may set over what the harness asks for."""
+CONTINUE: Final = "continue"
+"""Name of the setting, and of the override, that says whether calls are continued by tokens."""
+
+OVERRIDES: Final = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "chat_template_kwargs", CONTINUE})
+"""Settings that a rollout's or the gateway's configuration may set over what the harness asks for."""
+
+_CONTINUED: Final = ("off", "tokens")
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -59,6 +65,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         models: from a name that harnesses ask for to the engine's name; `*` is any name; empty: every name is
             served by the engine's model of that name, else by its first.
         overrides: sampling settings over what harnesses ask for, for every rollout.
+        continuation: `tokens` gives the engine the exact tokens of the call that a request continues, `off` lets it
+            render every history anew.
+        tokenizer: folder of the engine's tokenizer and chat template, to render for engines that have no route for it.
+        render_timeout_s: for all renderings of one call; behind it the call is not continued.
         allowed_hosts: names beside loopback, `host` and `public_url` that requests may give as `Host`.
         max_body_bytes: largest request body, after decompression.
         max_reply_bytes: largest reply of an engine.
@@ -88,6 +98,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     admin_key_file: Path | None = None
     models: Mapping[str, str | None] = {}
     overrides: Mapping[str, Any] = {}
+    continuation: str = msgspec.field(name=CONTINUE, default="off")
+    tokenizer: Path | None = None
+    render_timeout_s: float = 10.0
     allowed_hosts: tuple[str, ...] = ()
     max_body_bytes: int = 64 * 1024 * 1024
     max_reply_bytes: int = 512 * 1024 * 1024
@@ -126,6 +139,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             url: str | None = getattr(self, name)
             if url is not None and not re.match(r"https?://[^/?#@\s]+(/[^?#\s]*)?\Z", url):
                 raise _wrong(name, "http(s)://host[:port][/path]", url)
+        if self.continuation not in _CONTINUED:
+            raise _wrong(CONTINUE, " or ".join(_CONTINUED), self.continuation)
         check_overrides(self.overrides, "overrides")
 
     @property
@@ -157,6 +172,7 @@ _DURATIONS: Final = (
     "abort_wait_s",
     "drain_s",
     "lease_s",
+    "render_timeout_s",
     "abandon_after_s",
 )
 
@@ -178,7 +194,7 @@ def parse_model(text: str) -> tuple[str, str | None]:
 
 
 def check_overrides(overrides: Mapping[str, Any], where: str) -> None:
-    """Check sampling overrides: known names, numbers where numbers belong.
+    """Check overrides: known names, numbers where numbers belong.
 
     Raises:
         ConfigError: `option_invalid`, naming the setting.
@@ -190,6 +206,9 @@ def check_overrides(overrides: Mapping[str, Any], where: str) -> None:
         if name == "chat_template_kwargs":
             if not isinstance(value, Mapping):
                 raise _wrong(place, "an object", value)
+        elif name == CONTINUE:
+            if value not in _CONTINUED:
+                raise _wrong(place, " or ".join(_CONTINUED), value)
         elif name in {"top_k", "seed", "max_tokens"}:
             if type(value) is not int or not -(2**63) <= value < 2**63:
                 raise _wrong(place, "an integer of 64 bits", value)

@@ -1,7 +1,7 @@
 """The engine's side of one call: asked, read as it comes, aborted if need be, and let go.
 
 Invariant: what the engine says is put together exactly as it came, and encoded for the client on the way; from the
-first held byte on, everything is held. A request is sent once.
+first held byte on, everything is held. A request is sent once, or twice where an engine refuses a prompt of ids.
 
 Not here: when anything is durable, and how a call ends for its client (call).
 """
@@ -35,6 +35,7 @@ from gristmill.records import Dialect
 __all__ = ["EngineSaid", "Exchange"]
 
 _DONE: Final = b"[DONE]"
+_REFUSED: Final = frozenset({400, 422})
 _EVENT_STREAM: Final = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 _TOO_LONG: Final = ("context length", "maximum model length", "max_model_len", "longer than the model")
 _RETRY_AFTER: Final = re.compile(r"\d{1,9}|[A-Za-z]{3,9}, [A-Za-z0-9: -]{10,30}", re.ASCII)
@@ -74,6 +75,7 @@ class Exchange:
         headers: of the answer.
 
     Attributes:
+        order: how it was sent on: as an ordinary call, where the engine refused the prompt that it was given.
         encoder: for the client.
         held: bytes that wait for the durable record.
     """
@@ -84,7 +86,7 @@ class Exchange:
         self._config: Final = config
         self._front: Final = front
         self._asked: Final = asked
-        self._order: Final = order
+        self.order = order
         self._client: Final = client
         self._headers: Final = headers
         self._route: Final = asked.translated.route
@@ -118,12 +120,12 @@ class Exchange:
             UpstreamError: it did not answer, or its answer broke off.
         """
         stream = self._asked.translated.stream
-        order = self._order
-        ask = order.replica.engine.ask(self._route, order.body, order.call_id, stream=stream)
-        # A task of its own: an engine that is asked to abort answers this very request.
-        opening = self._opening = asyncio.ensure_future(order.replica.open(ask))
-        upstream: UpstreamReply = await asyncio.shield(opening)
-        self._upstream = upstream
+        upstream = await self._open()
+        if upstream.status in _REFUSED and self.order.prompt is not None:
+            # It sampled nothing. What an ordinary call would be refused for is told by refusing that.
+            await upstream.close()
+            self.order = self.order.rendered_anew()
+            upstream = await self._open()
         if upstream.status >= 300:
             raise await _engine_error(upstream)
         if not stream:
@@ -138,9 +140,19 @@ class Exchange:
             raise EngineSaid(502, "the engine's stream held no choice", malformed=True)
         return self._assembly.reply()
 
+    async def _open(self) -> UpstreamReply:
+        order = self.order
+        ask = order.replica.engine.ask(self._route, order.body, order.call_id, stream=self._asked.translated.stream)
+        # A task of its own: an engine that is asked to abort answers this very request.
+        self._upstream = None
+        opening = self._opening = asyncio.ensure_future(order.replica.open(ask))
+        upstream: UpstreamReply = await asyncio.shield(opening)
+        self._upstream = upstream
+        return upstream
+
     async def abort(self) -> Reply | None:
         """Abort the generation; return what it came to where the engine says it, None where it does not."""
-        order, opening = self._order, self._opening
+        order, opening = self.order, self._opening
         ask = order.replica.engine.abort(self._route, order.call_id)
         if ask is None or opening is None:
             return None
@@ -194,7 +206,7 @@ class Exchange:
         once = self._route is Dialect.CHAT and not (keeps or keeps_ids)
         whole = chat.read_body_and_rest(raw) if once else None
         if whole is None:
-            reply = decode_reply(str(self._route), status, raw, echo=self._order.body.get("echo") is True)
+            reply = decode_reply(str(self._route), status, raw, echo=self.order.body.get("echo") is True)
             rest = without_tokens(raw, logprobs=keeps, ids=keeps_ids)
         else:
             reply, rest = whole

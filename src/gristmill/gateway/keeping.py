@@ -13,29 +13,54 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gristmill.captures import CallContext, Reply
+from gristmill.captures import CallContext, Reply, ReplyChoice
 from gristmill.captures.request import sampling_of
 from gristmill.errors import LedgerError
 from gristmill.gateway.asked import Asked
 from gristmill.gateway.attempts import Attempt
 from gristmill.gateway.desk import Desk
 from gristmill.gateway.front import JsonObject
-from gristmill.gateway.outcome import as_served, stored_calls, tokens_of
+from gristmill.gateway.outcome import as_served, ended_itself, stored_calls, tokens_of, with_prompt_checked
 from gristmill.gateway.upstream.replicas import Replica
 from gristmill.ledger import StoredCall
 from gristmill.ledger.writes import Commit, PreparedCall, prepare_call
-from gristmill.records import CallRecord, Dialect
+from gristmill.records import CallRecord, Continuation, ContinuationReason, ContinuationState, Dialect
 
 __all__ = ["Ended", "Intent", "Order", "keep"]
 
 
 class Order(NamedTuple):
-    """How a call is sent on: its id, the engine, the body for it with the model its own, what was changed in it."""
+    """How a call is sent on.
+
+    Attributes:
+        call_id: of its first choice.
+        replica: the engine.
+        body: for it, with the model its own.
+        notes: what was changed in the request.
+        continuation: for the record; None where it was not asked for.
+        prompt: the ids that the engine has to sample from; None where it renders.
+        ordinary: the body without them.
+    """
 
     call_id: str
     replica: Replica
     body: JsonObject
     notes: tuple[str, ...]
+    continuation: Continuation | None = None
+    prompt: Sequence[int] | None = None
+    ordinary: JsonObject | None = None
+
+    def rendered_anew(self) -> Order:
+        """Return the order of an ordinary call, after an engine has refused the prompt."""
+        said = self.continuation
+        again = Continuation(
+            state=ContinuationState.REFUSED,
+            reason=ContinuationReason.ENGINE_UNABLE,
+            model=None if said is None else said.model,
+            settings_digest=None if said is None else said.settings_digest,
+        )
+        body = self.body if self.ordinary is None else self.ordinary
+        return self._replace(body=body, continuation=again, prompt=None, ordinary=None)
 
 
 class Intent(NamedTuple):
@@ -61,11 +86,22 @@ async def keep(
 
     Returns the records, None where they could not be made durable; the call stays admitted, and counts as lost.
     """
+    ended = ended._replace(reply=_checked(desk, order, ended.reply))
     async with attempt.writing:
         records = await _committed(desk, attempt, asked, order, intent, ended)
     if records is not None:
         _count(desk, intent.dialect, records)
     return records
+
+
+def _checked(desk: Desk, order: Order, reply: Reply) -> Reply:
+    """Compare the prompt of a reply with the one that was sent; where it differs, the engine is given none any more."""
+    checked = reply if order.prompt is None else with_prompt_checked(reply, order.prompt)
+    if checked is not reply:
+        order.replica.stop_continuing()
+        desk.metrics.continuation_alarms.labels(order.replica.label).inc()
+        desk.log.error("another prompt than was sent", call_id=order.call_id, engine=order.replica.label)
+    return checked
 
 
 async def _committed(
@@ -106,8 +142,14 @@ def _prepared(
         attempt.book,
         _exchange(asked, ended) if desk.config.keep_exchanges else None,
         _as_asked(order, ended.reply),
+        None if order.continuation is None else partial(_continuation, order, order.continuation),
     )
     return calls, _encoded(attempt, calls)
+
+
+def _continuation(order: Order, said: Continuation, choice: ReplyChoice) -> Continuation:
+    """Say of one choice what became of continuing the call, and how the choice ended."""
+    return msgspec.structs.replace(said, ended=ended_itself(choice, order.body.get("stop_token_ids")))
 
 
 def _encoded(attempt: Attempt, calls: Sequence[StoredCall]) -> list[PreparedCall]:
@@ -162,6 +204,9 @@ def _response_id(served: JsonObject | None) -> str | None:
 
 def _count(desk: Desk, dialect: Dialect, records: tuple[CallRecord, ...]) -> None:
     name = str(dialect)
+    said = records[0].continuation if records else None
+    if said is not None:
+        desk.metrics.continuations.labels(str(said.reason or said.state)).inc()
     for record in records:
         desk.metrics.calls.labels(name, "usable" if record.usable else "unusable").inc()
         if record.unusable_reason is not None:

@@ -32,6 +32,17 @@ class Metrics:
         self.parents: Final = self._counter("parents", "Calls by how their parent was resolved.", "resolution")
         self.abandoned: Final = self._counter("rollouts_abandoned", "Rollouts abandoned for being idle.")
         self.engine_errors: Final = self._counter("engine_errors", "Engine errors by kind.", "engine", "fault")
+        self.continuations: Final = self._counter(
+            "continuations",
+            "Calls for which continuation was asked, by what became of it: continued, or why not.",
+            "outcome",
+        )
+        self.continuation_alarms: Final = self._counter(
+            "continuation_alarms", "Replies of engines that sampled from another prompt than was sent.", "engine"
+        )
+        self.renders: Final = self._counter(
+            "renders", "Renderings for continuation: rendered, kept from before, failed.", "renderer", "outcome"
+        )
         self.in_flight: Final = Gauge("gristmill_calls_in_flight", "Calls in flight.", registry=self.registry)
         self.ledger_waiting: Final = Gauge(
             "gristmill_ledger_writes_waiting", "Writes that wait for the ledger.", registry=self.registry
@@ -52,6 +63,20 @@ class Metrics:
         self.commit_seconds: Final = Histogram(
             "gristmill_commit_seconds",
             "Until an outcome was durable.",
+            buckets=_COMMIT_SECONDS,
+            registry=self.registry,
+        )
+
+        self.continuation_seconds: Final = Histogram(
+            "gristmill_continuation_seconds",
+            "What planning the continuation of a call adds to it.",
+            buckets=_COMMIT_SECONDS,
+            registry=self.registry,
+        )
+        self.render_seconds: Final = Histogram(
+            "gristmill_render_seconds",
+            "One rendering.",
+            ("renderer",),
             buckets=_COMMIT_SECONDS,
             registry=self.registry,
         )

@@ -8,8 +8,8 @@ Not here: when a call is stored (call), reading an engine's reply (captures).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
 
 import msgspec
 import orjson
@@ -20,7 +20,7 @@ from gristmill.captures.decode import decode_value
 from gristmill.captures.reply import encodable
 from gristmill.errors import Code
 from gristmill.ledger import StoredCall
-from gristmill.records import CallRecord, Dialect, Exchange, ResponseStatus
+from gristmill.records import CallRecord, Continuation, Dialect, Exchange, ResponseStatus, schema_of
 from gristmill.tokens import TokenBook
 
 __all__ = [
@@ -29,10 +29,14 @@ __all__ = [
     "as_broken",
     "as_failed",
     "as_served",
+    "ended_itself",
     "stored_calls",
     "tokens_of",
     "unfinished",
+    "with_prompt_checked",
 ]
+
+_OWN_ENDS: Final = frozenset({"stop", "tool_calls", "function_call"})
 
 
 def as_failed(dialect: Dialect, message: str, choices: int, reason: Code = Code.CALL_FAILED) -> Reply:
@@ -158,6 +162,7 @@ def stored_calls(
     book: TokenBook,
     exchange: Mapping[str, Any] | None,
     changes: Mapping[str, Any],
+    continuation: Callable[[ReplyChoice], Continuation] | None = None,
 ) -> tuple[StoredCall, ...]:
     """Make what the ledger stores of a reply.
 
@@ -167,13 +172,53 @@ def stored_calls(
         book: the attempt's tokens; the new ones are added.
         exchange: fields of `Exchange`, None where exchanges are not kept.
         changes: fields of the records that take precedence (`sampling` as it was asked of the engine, `model`).
+        continuation: says of a choice what became of continuing the call; None where that was not asked for.
     """
     stored: list[StoredCall] = []
-    for made in calls_from_reply(reply, context, book):
+    for choice, made in zip(reply.choices, calls_from_reply(reply, context, book), strict=True):
         record = msgspec.structs.replace(made.record, **changes)
+        if continuation is not None:
+            record = msgspec.structs.replace(record, continuation=continuation(choice))
+            record = msgspec.structs.replace(record, schema=schema_of(record))
         kept = None if exchange is None else Exchange(model_call_id=record.model_call_id, **exchange)
         stored.append(StoredCall(record=record, tokens=made.tokens, exchange=kept))
     return tuple(stored)
+
+
+def ended_itself(choice: ReplyChoice, stop_token_ids: Any) -> bool:
+    """Tell whether a choice ended with a token by which the model ends a turn.
+
+    Args:
+        choice: what the engine said.
+        stop_token_ids: those that the request asked to stop at.
+    """
+    if choice.finish_reason not in _OWN_ENDS:
+        return False
+    # Some engines name the token that ended a turn, others say nothing then; a text is a stop that was asked for.
+    asked = cast("list[Any]", stop_token_ids) if isinstance(stop_token_ids, list) else []
+    return choice.stop_reason is None or (isinstance(choice.stop_reason, int) and choice.stop_reason not in asked)
+
+
+def with_prompt_checked(reply: Reply, prompt: Sequence[int]) -> Reply:
+    """Refuse the tokens of every choice that was sampled from another prompt; the same reply where none was.
+
+    Args:
+        reply: what the engine said.
+        prompt: the ids that it was given.
+    """
+    sent = list(prompt)
+    named = {choice.index: choice.prompt_ids for choice in reply.choices if choice.prompt_ids is not None}
+    differs = {index for index, prompt_ids in named.items() if list(prompt_ids) != sent}
+    if not differs:
+        return reply
+    detail = f"the engine was given a prompt of {len(sent)} tokens, and its reply names another one"
+    made = tuple(
+        msgspec.structs.replace(choice, reason=choice.reason or Code.PROMPT_IDS_DIFFER, detail=choice.detail or detail)
+        if choice.index in differs
+        else choice
+        for choice in reply.choices
+    )
+    return msgspec.structs.replace(reply, choices=made)
 
 
 def admitted_ids(call_id: str, choices: int) -> Sequence[str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from gristmill.errors import Code
+from gristmill.gateway.config import CONTINUE
 from gristmill.gateway.front import JsonObject, RequestRefused
 
 __all__ = ["apply_overrides", "permitted"]
@@ -157,13 +158,14 @@ def _check_part(where: str, part: JsonObject) -> None:
 
 def apply_overrides(body: JsonObject, overrides: Mapping[str, Any]) -> tuple[JsonObject, tuple[str, ...]]:
     """Put a rollout's sampling settings over those of a translated request, with a note for each."""
-    if not overrides:
+    sampling = {name: value for name, value in overrides.items() if name != CONTINUE}
+    if not sampling:
         return body, ()
     changed = dict(body)
-    for name, value in overrides.items():
+    for name, value in sampling.items():
         if name == "max_tokens":
             changed.pop("max_completion_tokens", None)
         asked = body.get(name)
         merge = name == "chat_template_kwargs" and isinstance(asked, dict)
         changed[name] = {**cast(JsonObject, asked), **value} if merge else value
-    return changed, tuple(f"override:{name}" for name in overrides)
+    return changed, tuple(f"override:{name}" for name in sampling)

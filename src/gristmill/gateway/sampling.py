@@ -19,6 +19,8 @@ from gristmill.errors import CaptureError, Code, LedgerError
 from gristmill.gateway.asked import Asked, ask_engine_for, engine_model, marked_retry, read_request
 from gristmill.gateway.attempts import Attempt
 from gristmill.gateway.call import Call
+from gristmill.gateway.config import CONTINUE
+from gristmill.gateway.continuation.plan import Planner
 from gristmill.gateway.desk import Desk
 from gristmill.gateway.front import Front, RequestRefused
 from gristmill.gateway.fronts import FRONTS
@@ -44,15 +46,17 @@ class Sampler:
     Args:
         desk: what all calls share.
         replicas: the engines.
+        planner: plans the prompts of calls that continue others.
 
     Attributes:
         admitting: False answers every request 503.
         running: requests on their way.
     """
 
-    def __init__(self, desk: Desk, replicas: Replicas) -> None:
+    def __init__(self, desk: Desk, replicas: Replicas, planner: Planner) -> None:
         self._desk: Final = desk
         self._replicas: Final = replicas
+        self._planner: Final = planner
         self.admitting = True
         self.running = 0
         self._free_bytes: int | None = 0
@@ -129,7 +133,11 @@ class Sampler:
         await replica.measured(_MEASURED_s)
         overrides = {**config.overrides, **attempt.setup.overrides}
         body, notes = ask_engine_for(asked, model, overrides, replica.max_model_len)
-        return Order(call_id, replica, body, notes)
+        if overrides.get(CONTINUE, config.continuation) != "tokens":
+            return Order(call_id, replica, body, notes)
+        plan = await self._planner.plan(attempt, asked, replica, body)
+        ordinary = None if plan.prompt is None else body
+        return Order(call_id, replica, plan.body, notes, plan.continuation, plan.prompt, ordinary)
 
     async def _keep_refused(self, attempt: Attempt, front: Front, call_id: str, status: int, message: str) -> None:
         """Store a request that was refused as a failed call."""

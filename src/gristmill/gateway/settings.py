@@ -24,10 +24,10 @@ from gristmill.ledger.address import LedgerAddress, PostgresAddress, parse_addre
 __all__ = ["ENVIRONMENT_PREFIX", "SETTINGS", "load_settings"]
 
 ENVIRONMENT_PREFIX: Final = "GRISTMILL_"
-SETTINGS: Final = tuple(field.name for field in msgspec.structs.fields(GatewayConfig))
+SETTINGS: Final = tuple(field.encode_name for field in msgspec.structs.fields(GatewayConfig))
 """Names of all settings, in the order of `GatewayConfig`."""
 
-_FIELDS: Final = {field.name: field for field in msgspec.structs.fields(GatewayConfig)}
+_FIELDS: Final = {field.encode_name: field for field in msgspec.structs.fields(GatewayConfig)}
 _EXPECTED: Final = {
     "upstreams": "a list of engines, each an address or a table of url, kind and key_env",
     "allowed_hosts": "a list of names",
@@ -85,7 +85,7 @@ def load_settings(
             raise _unknown(name, name)
         if value is not None:
             said[name] = _Said(_listed(name, value, name), name)
-    read = {name: _read(name, one) for name, one in said.items()}
+    read = {_FIELDS[name].name: _read(name, one) for name, one in said.items()}
     try:
         return GatewayConfig(**read)
     except ConfigError as error:

@@ -43,9 +43,8 @@ class LocalRenderer:
         timeout_s: of one rendering; behind it the process is ended.
     """
 
-    name: Final = "tokenizer"
-
     def __init__(self, folder: Path, timeout_s: float = 30.0) -> None:
+        self.name: Final = "tokenizer"
         self._folder: Final = folder
         self._timeout_s: Final = timeout_s
         self._starting: Final = asyncio.Lock()

@@ -77,6 +77,16 @@ class Replica:
         self._unreached = False
         self._good = self._bad = 0
         self._measuring: asyncio.Task[None] | None = None
+        self._differed_at: int | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether it may be given prompts as tokens: until it was seen to sample from others, and after a restart."""
+        return self._differed_at != self.epoch
+
+    def stop_continuing(self) -> None:
+        """Note that it sampled from another prompt than it was given."""
+        self._differed_at = self.epoch
 
     @property
     def engine(self) -> Engine:
