@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from gristmill.errors import Code, ReconstructionError
-from gristmill.export.trainers.layout import joined, refuse_media, reward_of
+from gristmill.export.trainers.layout import as_float32, joined, refuse_media, reward_of
 from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import fields_of, trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
@@ -54,7 +54,7 @@ def _fields(row: Row, versions: Int32Array) -> dict[str, Any]:
         "logprobs": row.logprobs[None],
         "versions": versions[None],
         "attention_mask": np.ones((1, row.token_ids.size), np.bool_),
-        "rewards": np.array([reward_of(row)], np.float32),
+        "rewards": as_float32([reward_of(row)], row, "the reward"),
     }
 
 

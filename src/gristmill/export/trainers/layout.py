@@ -1,7 +1,7 @@
 """Rows as trainers cut them: prompt and response, turns, padded batches; and what no format may pass over.
 
 Invariant: nothing is cut, moved or filled in: a row that does not fit a shape is refused, padding stands outside the
-row, and a reward or an advantage that is not there is refused, never made.
+row, and a reward or an advantage that is not there, or is too large for its type, is refused, never made.
 
 Not here: any trainer's field names.
 """
@@ -29,6 +29,7 @@ __all__ = [
     "Versions",
     "advantage_of",
     "advantages_of",
+    "as_float32",
     "by_rollout",
     "group_of",
     "joined",
@@ -173,6 +174,32 @@ def padded(
     return matrix
 
 
+def as_float32(values: npt.ArrayLike, row: Row, what: str) -> Float32Array:
+    """Round rewards, advantages, temperatures or weights to the type that trainers hold them in.
+
+    What is nearer to 0 than every float32 becomes 0.0, which is how far any other number may be rounded too.
+
+    Args:
+        values: numbers of any shape.
+        row: that they belong to.
+        what: they are, for the message.
+
+    Returns:
+        float32 of the same shape; all are finite.
+
+    Raises:
+        ReconstructionError: `not_expressible`: a number is not finite, or becomes infinite.
+    """
+    wide = np.asarray(values, np.float64)
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    beyond = wide[~np.isfinite(narrow)]
+    if beyond.size:
+        message = f"expected {what} of row {row.row_id} that float32 can hold, got {beyond[0]}"
+        raise ReconstructionError(Code.NOT_EXPRESSIBLE, message, where=f"row={row.row_id}")
+    return narrow
+
+
 def reward_of(row: Row) -> float:
     """Return the reward of a row's rollout.
 
@@ -217,17 +244,17 @@ def advantages_of(row: Row) -> Float32Array:
         float32[T], 0.0 where the mask is 0.
 
     Raises:
-        ReconstructionError: `advantage_required`: a trained token has neither.
+        ReconstructionError: `advantage_required`: a trained token has neither; `not_expressible`: one is no float32.
     """
     known = np.full(row.token_ids.size, row.advantage is not None) | (row.loss_mask == 0)
-    advantages = np.where(row.loss_mask == 1, np.float32(row.advantage or 0.0), np.float32(0.0))
+    advantages = np.where(row.loss_mask == 1, row.advantage or 0.0, 0.0)
     for credit in row.credits:
         if credit.advantage is not None:
             known[credit.start : credit.end] = True
             advantages[credit.start : credit.end] = credit.advantage
     if not known.all():
         advantage_of(row)
-    return advantages
+    return as_float32(advantages, row, "advantages")
 
 
 def routed_experts_of(row: Row) -> Int32Array | None:
@@ -293,7 +320,7 @@ def rewards_of(rows: Sequence[Row], *, calls: bool) -> list[Float32Array]:
 
     Raises:
         ReconstructionError: `reward_missing`, `rewards_differ`; `not_expressible`: calls of a rollout of several rows
-            have rewards, so that no row's sum is the score.
+            have rewards, so that no row's sum is the score, or a reward is no float32.
     """
     reward = one_reward(rows)
     rewards: list[Float32Array] = []
@@ -304,8 +331,9 @@ def rewards_of(rows: Sequence[Row], *, calls: bool) -> list[Float32Array]:
             if credit.reward is not None and row.row_count > 1:
                 message = f"expected no rewards of calls in rollout {row.rollout_id!r}: it makes {row.row_count} rows"
                 raise ReconstructionError(Code.NOT_EXPRESSIBLE, message, where=f"row={row.row_id}")
-            made[credit.end - 1] += credit.reward or 0.0
-        rewards.append(made.astype(np.float32))
+            with np.errstate(over="ignore"):
+                made[credit.end - 1] += credit.reward or 0.0
+        rewards.append(as_float32(made, row, "rewards"))
     return rewards
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from gristmill.export.trainers.layout import (
     advantages_of,
+    as_float32,
     by_rollout,
     padded,
     refuse_media,
@@ -174,12 +175,13 @@ def train_arrays(
         refuse_without_prompt(row, "nemo-rl")
     longest = width if width is not None else max((row.token_ids.size for row in held), default=0)
     size = -(-longest // divisible_by) * divisible_by
+    weights = [as_float32(row.loss_weight if rollouts_equal else 1.0, row, "the weight") for row in held]
     arrays = {
         "input_ids": padded([row.token_ids for row in held], size, pad_token_id),
         "input_lengths": np.array([row.token_ids.size for row in held], np.int32),
         "generation_logprobs": padded([row.logprobs for row in held], size, 0.0, dtype=np.float32),
         "token_mask": padded([row.loss_mask for row in held], size, 0.0, dtype=np.float32),
-        "sample_mask": np.array([row.loss_weight if rollouts_equal else 1.0 for row in held], np.float32),
+        "sample_mask": np.array(weights, np.float32),
     }
     if any(_advantages(row) is not None for row in held):
         arrays["advantages"] = padded([advantages_of(row) for row in held], size, 0.0, dtype=np.float32)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from gristmill.errors import Code, ConfigError, ReconstructionError
-from gristmill.export.trainers.layout import advantages_of, by_rollout, joined, refuse_media
+from gristmill.export.trainers.layout import advantages_of, as_float32, by_rollout, joined, refuse_media
 from gristmill.export.trainers.losses import dropped, statements
 from gristmill.export.trainers.objects import trainer_module
 from gristmill.export.trainers.projection import Kept, Projection, Sample, Source
@@ -73,18 +73,18 @@ def _fields(row: Row, env_name: str, temperature: float | None) -> list[Any]:
 
 def _temperatures(row: Row, stated: float | None) -> Float32Array:
     """Return the temperature of every token, float32[T]; 1.0 where nothing is trained."""
-    temperatures = np.ones(row.token_ids.size, np.float32)
+    temperatures = np.ones(row.token_ids.size)
     for span in row.spans:
         if span.role is SpanRole.SAMPLED:
             temperatures[span.start : span.end] = _temperature(row, span, stated)
-    return temperatures
+    return as_float32(temperatures, row, "temperatures")
 
 
 def _temperature(row: Row, span: Span, stated: float | None) -> float:
     value = stated if span.temperature is None else span.temperature
     if value is None:
         problem = "none is recorded; `gristmill serve --override temperature=1.0` records one"
-    elif value <= 0:
+    elif as_float32(value, row, "the temperature") <= 0:
         problem = f"{value} is none that logits can be divided by"
     elif value != 1 and span.logprobs_mode is LogprobsMode.RAW:
         problem = f"{value} does not fit log-probabilities from before the temperature"

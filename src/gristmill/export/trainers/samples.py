@@ -2,7 +2,7 @@
 
 Invariant: a line holds the trainer's fields under `sample`, exactly as the projection made them (float32 as its
 shortest text that reads back equal), beside the ids that say which rollout and rows it is. Records of one attempt
-stand together; a rollout that the format cannot express is refused whole.
+stand together; a rollout that the format cannot express, or JSON cannot, is refused whole, and others go on.
 
 Not here: what the fields are (the projections), and folders (folder, writer).
 """
@@ -55,8 +55,8 @@ def sample_lines(projection: Projection, source: Source, losses: Counter[str]) -
         losses: counts up what was dropped or changed.
 
     Raises:
-        ReconstructionError: the format cannot express the rollout.
-        ExportError: `row_malformed`: a number is not finite, or a text cannot be written as UTF-8.
+        ReconstructionError: the format cannot express the rollout; `not_expressible`: a number of it is not finite.
+        ExportError: `row_malformed`: a text cannot be written as UTF-8.
     """
     lost = Counter[str]()
     samples = projection.samples(source, lost)
@@ -106,9 +106,9 @@ def _plain(value: Any, record_id: str) -> Any:
     return value
 
 
-def _not_finite(record_id: str) -> ExportError:
-    message = f"expected finite numbers in record {record_id}, got others"
-    return ExportError(message, code=Code.ROW_MALFORMED, where=f"record={record_id}")
+def _not_finite(record_id: str) -> ReconstructionError:
+    message = f"expected finite numbers in record {record_id}, got others: JSON has none"
+    return ReconstructionError(Code.NOT_EXPRESSIBLE, message, where=f"record={record_id}")
 
 
 class ProjectedRecords:

@@ -16,6 +16,7 @@ import numpy as np
 
 from gristmill.export.trainers.layout import (
     advantages_of,
+    as_float32,
     by_rollout,
     joined,
     refuse_media,
@@ -92,7 +93,8 @@ def datums(rows: Iterable[Row], *, mask: bool = True, rollouts_equal: bool = Fal
         inputs = fields["loss_fn_inputs"]
         inputs["target_tokens"] = inputs["target_tokens"].astype(np.int64)
         if rollouts_equal:
-            inputs["advantages"] = inputs["advantages"] * np.float32(row.loss_weight / row.loss_mask.sum())
+            weight = as_float32(row.loss_weight / row.loss_mask.sum(), row, "the weight")
+            inputs["advantages"] = inputs["advantages"] * weight
         if not mask:
             del inputs["mask"]
         model_input = tinker.ModelInput.from_ints(fields["model_input"].tolist())
