@@ -69,7 +69,7 @@ bench: setup ## benchmarks: medians and ratios to a floor measured in the same r
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
-.PHONY: test test-all lint type imports docs oracle e2e-vllm e2e-harness e2e-trainers load
+.PHONY: test test-all lint type imports docs oracle e2e-vllm e2e-harness e2e-trainers e2e-templates load
 test: setup-dev ## the quick tests: no slow, no end-to-end ones
 	$(BIN)/python -m pytest -m "not slow and not e2e" $(ARGS)
 
@@ -102,6 +102,9 @@ e2e-harness: setup-dev ## real harnesses through the gateway, offline
 
 e2e-trainers: ## rows against the real classes of the trainers, an environment each
 	bash tests/e2e/trainers.sh $(ARGS)
+
+e2e-templates: setup-dev ## token-in continuation on every chat template that packages carry
+	bash tests/e2e/templates.sh $(ARGS)
 
 load: setup-dev ## 1,000 rollouts while the gateway is killed and restarted
 	$(BIN)/python -m tests.gateway.load $(ARGS)

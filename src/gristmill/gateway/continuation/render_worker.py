@@ -57,6 +57,9 @@ class LocalTemplate:
     Args:
         folder: has `tokenizer.json`, `tokenizer_config.json`, and a chat template in it or beside it.
 
+    Attributes:
+        tokenizer: of `transformers`.
+
     Raises:
         ModuleNotFoundError: `transformers` or `jinja2` is not installed.
         ValueError: there is no chat template.
@@ -66,11 +69,11 @@ class LocalTemplate:
     def __init__(self, folder: Path) -> None:
         import_module("jinja2")
         transformers: Any = import_module("transformers")
-        self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        if not self._tokenizer.chat_template:
+        self.tokenizer: Final[Any] = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        if not self.tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template")
         parameters: frozenset[str] = frozenset(
-            import_module("inspect").signature(self._tokenizer.apply_chat_template).parameters
+            import_module("inspect").signature(self.tokenizer.apply_chat_template).parameters
         )
         self._reserved: Final = parameters - _SAID
 
@@ -80,14 +83,14 @@ class LocalTemplate:
         Raises:
             Exception: whatever the template or the tokenizer raises.
         """
-        return self._tokenizer(self.text(messages, tools, settings), add_special_tokens=False)["input_ids"]
+        return self.tokenizer(self.text(messages, tools, settings), add_special_tokens=False)["input_ids"]
 
     def text(self, messages: Sequence[Any], tools: Sequence[Any] | None, settings: dict[str, Any]) -> str:
         """Render a conversation; raises as `ids`."""
         given = template_tools(tools)
-        template: str = self._tokenizer.get_chat_template(tools=given)
+        template: str = self.tokenizer.get_chat_template(tools=given)
         developer = "'developer'" in template or '"developer"' in template
-        return self._tokenizer.apply_chat_template(
+        return self.tokenizer.apply_chat_template(
             template_messages(messages, parts=reads_parts(template), developer=developer),
             tools=given,
             chat_template=template,
