@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
 from gristmill.archive import ArchivedAttempt, PartitionWriter, place_of
+from gristmill.archive.manifest import ArchiveManifest, sealed
 from gristmill.captures import read_lines
 from gristmill.ledger import AttemptKey, AttemptSetup, Ledger, MemoryLedger
 from gristmill.records import (
@@ -24,7 +26,7 @@ from gristmill.records import (
 from tests.cli.stories import TWO_TURNS, returned, story
 from tests.ledger.attempts import ODD_JSON, chain, fill
 
-__all__ = ["archived", "everything", "memory_ledger", "rollouts", "write_archive"]
+__all__ = ["archived", "everything", "flip", "memory_ledger", "reseal", "rollouts", "write_archive"]
 
 
 def everything(ledger: Ledger, rollout_id: str = "all", seed: int = 0) -> AttemptKey:
@@ -93,6 +95,25 @@ def write_archive(
         for capture, result in attempts:
             writer.add(ArchivedAttempt(capture=capture, result=result))
         writer.finish()
+
+
+def reseal(partition: Path) -> None:
+    """Make a manifest agree with the files, as a careful forger would."""
+    path = partition / "manifest.json"
+    manifest = msgspec.json.decode(path.read_bytes(), type=ArchiveManifest)
+    entries = [
+        msgspec.structs.replace(entry, bytes=len(data), sha256=sha256(data).hexdigest())
+        for entry in manifest.files
+        for data in [(partition / entry.name).read_bytes()]
+    ]
+    path.write_bytes(sealed(msgspec.structs.replace(manifest, files=tuple(entries))).encode())
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
 
 
 def memory_ledger(count: int = 1) -> MemoryLedger:

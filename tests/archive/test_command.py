@@ -10,7 +10,7 @@ import pytest
 from gristmill.archive import ArchiveReader
 from gristmill.ledger import AttemptKey, AttemptState, SqliteLedger, SqliteReader, snapshot_id
 from gristmill.records import Result
-from tests.archive.stored import everything, rollouts, write_archive
+from tests.archive.stored import everything, flip, rollouts, write_archive
 from tests.cli.stories import good_story, refused_story, run
 from tests.ledger.attempts import comparable, fill
 
@@ -129,3 +129,60 @@ def test_names_of_partitions(ledger: Path, tmp_path: Path, capsys: pytest.Captur
     ran = run(capsys, "archive", tmp_path / "runs")
     assert (ran.code, "expected captures and a data set" in ran.err) == (2, True)
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_a_ledger_has_forgotten_stays_in_its_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who archives the same ledger every night has one name for all of it."""
+    for name in "abc":
+        good_story(tmp_path / "made" / name, name)
+    ledger, runs = tmp_path / "two.gristmill", tmp_path / "runs"
+    assert run(capsys, "import", tmp_path / "made", "--into", ledger).code == 0
+    assert run(capsys, "ledger", "freeze", ledger, "a").code == 0
+    assert run(capsys, "archive", ledger, runs).code == 0
+    assert run(capsys, "ledger", "retire", ledger, "a", "--archive", runs).code == 0
+    ran = run(capsys, "archive", ledger, runs, "--overwrite", "--json")
+    assert (ran.code, ran.json["error"]["code"]) == (3, "output_exists")
+    assert "a/0" in ran.json["error"]["message"]
+    with ArchiveReader(runs) as archive:
+        assert {key.rollout_id for key in archive.attempts()} == {"a", "b", "c"}
+    assert run(capsys, "archive", ledger, runs, "--drop").code == 2
+    assert run(capsys, "archive", ledger, runs, "--partition", "more").code == 0
+    assert run(capsys, "archive", ledger, tmp_path / "again").code == 0
+    assert run(capsys, "archive", ledger, runs, "--overwrite", "--drop").code == 0
+
+
+@pytest.mark.parametrize("command", ["export", "rows", "select", "groups", "ls", "explain", "show", "archive"])
+def test_no_command_takes_what_is_not_as_it_was_archived(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """One flipped bit gave another reward, group or id, and exit code 0."""
+    runs = tmp_path / "runs"
+    good_story(tmp_path / "made")
+    assert run(capsys, "archive", tmp_path / "made", runs).code == 0
+    more = {"export": ["--out", tmp_path / "rows"], "archive": [tmp_path / "other"]}.get(command, [])
+    for name in ("attempts", "calls"):
+        path = runs / "run=made" / f"{name}-00000.parquet"
+        whole = path.read_bytes()
+        flip(path, len(whole) // 3)
+        ran = run(capsys, command, runs, *more)
+        assert (ran.code, "as its manifest says" in ran.err) == (1, True), ran
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["attempts", "calls", "bodies"])
+def test_damage_is_a_finding_and_takes_no_other_partition_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Of a run of one attempt, nothing may be left that can be read."""
+    runs = tmp_path / "runs"
+    write_archive(runs, list(rollouts(1)), "a")
+    write_archive(runs, list(rollouts(2, 1)), "b")
+    path = runs / "run=a" / f"{name}-00000.parquet"
+    flip(path, len(path.read_bytes()) // 2)
+    ran = run(capsys, "verify", runs, "--json")
+    assert ran.code == 1
+    assert {one["code"] for one in ran.json["findings"]} == {"ledger_damaged"}
+    assert ran.json["checked"]["rollouts"] >= 2
+    for more in ([], ["--rollout", "rollout-00000"]):
+        ran = run(capsys, "verify", runs / "run=a", *more)
+        assert (ran.code, "ledger_damaged" in ran.out) == (1, True), ran

@@ -15,7 +15,7 @@ from gristmill.archive.columns import TABLES
 from gristmill.errors import Code, ExportError, LedgerError
 from gristmill.ledger import AttemptKey, AttemptState, MemoryLedger, SqliteLedger, snapshot_id
 from gristmill.records import CallRecord, Capture, Exchange, LostCall, Result, TokenDelta
-from tests.archive.stored import archived, everything, memory_ledger, rollouts, write_archive
+from tests.archive.stored import archived, everything, flip, memory_ledger, rollouts, write_archive
 from tests.ledger.attempts import chain, comparable
 
 
@@ -224,10 +224,83 @@ def test_a_partition_that_is_there_is_not_replaced_by_accident(tmp_path: Path) -
     with pytest.raises(ExportError) as caught:
         write_archive(tmp_path / "runs", list(rollouts(3)))
     assert caught.value.code is Code.OUTPUT_EXISTS
-    with PartitionWriter(place_of(tmp_path / "runs"), "a", overwrite=True) as writer:
+    with PartitionWriter(place_of(tmp_path / "runs"), "a", overwrite=True, drop=True) as writer:
         writer.finish()
     with ArchiveReader(tmp_path / "runs") as reader:
         assert list(reader.attempts()) == []
+
+
+@pytest.mark.parametrize("where", ["local", "memory"])
+def test_what_only_the_partition_that_is_there_holds_is_not_dropped(tmp_path: Path, where: str) -> None:
+    """Its ledger may have forgotten it, because it was proved to be here."""
+    runs = str(tmp_path / "runs") if where == "local" else f"memory://{tmp_path.name}/runs"
+    held = list(rollouts(3))
+    write_archive(runs, held)
+    changed = (held[0][0], Result(reward=9.0))
+    for attempts, named in ((held[1:], "lacks 1 of"), ([changed, *held[1:]], "rollout-00000/0"), ([], "lacks 3 of")):
+        with PartitionWriter(place_of(runs), "a", overwrite=True, part_bytes=1) as writer:
+            for capture, result in attempts:
+                writer.add(ArchivedAttempt(capture=capture, result=result))
+            with pytest.raises(ExportError, match=named) as caught:
+                writer.finish()
+        assert caught.value.code is Code.OUTPUT_EXISTS
+        with ArchiveReader(runs) as reader:
+            assert [one.reward for one in reader.summaries()] == [result.reward for _, result in held]
+            assert all(reader.prove(key) for key in reader.attempts())
+    with PartitionWriter(place_of(runs), "a", overwrite=True, part_bytes=1) as writer:
+        for capture, result in rollouts(4):
+            writer.add(ArchivedAttempt(capture=capture, result=result))
+        writer.finish()
+    with ArchiveReader(runs) as reader:
+        assert len(list(reader.attempts())) == len(reader.parts) == 4
+        assert all(reader.prove(key) for key in reader.attempts())
+    with PartitionWriter(place_of(runs), "a", overwrite=True, drop=True) as writer:
+        writer.finish()
+    with ArchiveReader(runs) as reader:
+        assert list(reader.attempts()) == []
+
+
+def test_a_partition_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
+    """Nothing says that the new one holds as much."""
+    write_archive(tmp_path / "runs", list(rollouts(1)))
+    flip(tmp_path / "runs" / "run=a" / "attempts-00000.parquet", 100)
+    with PartitionWriter(place_of(tmp_path / "runs"), "a", overwrite=True) as writer:
+        for capture, result in rollouts(1):
+            writer.add(ArchivedAttempt(capture=capture, result=result))
+        with pytest.raises(ExportError, match="before it is replaced") as caught:
+            writer.finish()
+    assert (caught.value.code, "--drop" in (caught.value.hint or "")) == (Code.OUTPUT_EXISTS, True)
+
+
+def test_a_writer_that_is_given_up_leaves_what_was_there(tmp_path: Path) -> None:
+    """Also where files go one by one to the place that they will have."""
+    for runs in (str(tmp_path / "runs"), f"memory://{tmp_path.name}/given-up"):
+        write_archive(runs, list(rollouts(2)))
+        with PartitionWriter(place_of(runs), "a", overwrite=True, part_bytes=1) as writer:
+            for capture, result in rollouts(3):
+                writer.add(ArchivedAttempt(capture=capture, result=result))
+        with ArchiveReader(runs) as reader:
+            assert len([reader.prove(key) for key in reader.attempts()]) == 2
+
+
+def test_a_folder_that_cannot_be_put_in_its_place_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old one goes when the new one is there."""
+    write_archive(tmp_path / "runs", list(rollouts(1)))
+    replace = Path.replace
+
+    def refused(own: Path, target: Path) -> Path:
+        if own.name == "work":
+            raise OSError("no room")
+        return replace(own, target)
+
+    monkeypatch.setattr(Path, "replace", refused)
+    writer = PartitionWriter(place_of(tmp_path / "runs"), "a", overwrite=True, drop=True)
+    with writer, pytest.raises(ExportError, match="no room"):
+        writer.finish()
+    with ArchiveReader(tmp_path / "runs") as reader:
+        assert reader.prove(AttemptKey("rollout-00000"))
 
 
 def test_a_writer_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:

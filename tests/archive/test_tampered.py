@@ -25,12 +25,12 @@ from gristmill.archive import (
     texts,
 )
 from gristmill.archive.columns import ATTEMPTS, BODIES, CALLS, Table
-from gristmill.archive.manifest import ArchiveManifest, sealed
+from gristmill.archive.manifest import ArchiveFile, ArchiveManifest, sealed
 from gristmill.archive.parquet_tables import SCHEMAS, write_options
 from gristmill.archive.texts import check_texts
 from gristmill.errors import Code, DecodeError, LedgerError
 from gristmill.ledger import AttemptKey
-from tests.archive.stored import archived, memory_ledger, rollouts, write_archive
+from tests.archive.stored import archived, flip, memory_ledger, reseal, rollouts, write_archive
 from tests.archive.thrift import Fields, edit_footer, edit_page_header
 
 KEY = AttemptKey("all-0", 1)
@@ -53,6 +53,9 @@ def _read(runs: Path) -> ArchivedAttempt:
 
 
 def _refused(runs: Path) -> DecodeError:
+    """Read files that their manifest agrees with, whoever wrote them."""
+    if all((runs / "run=a" / name).exists() for name in FILES):
+        reseal(runs / "run=a")
     with pytest.raises(DecodeError) as caught:
         _read(runs)
     assert caught.value.code in {Code.FILE_MALFORMED, Code.FILE_UNREADABLE}
@@ -160,26 +163,38 @@ def test_files_that_end_too_soon(runs: Path, name: str) -> None:
 
 
 def test_bytes_that_were_changed(runs: Path) -> None:
-    """One flipped bit, anywhere: another attempt at most, never another error, and `verify` finds it."""
+    """One flipped bit, anywhere: nothing is handed out, and `verify` finds it.
+
+    Under a manifest that agrees it is another attempt at most, and never another error.
+    """
     rng = random.Random(20)
     given = _read(runs)
+    manifest = runs / "run=a" / "manifest.json"
+    proof = manifest.read_bytes()
     kinds: set[str] = set()
     for name in FILES:
         path = runs / "run=a" / name
         whole = path.read_bytes()
         for _ in range(150):
             at = rng.randrange(len(whole))
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
+            flip(path, at, rng.randrange(8))
+            with ArchiveReader(runs) as reader, pytest.raises(DecodeError) as caught:
+                reader.whole(KEY)
+            assert (caught.value.code, caught.value.where) == (Code.MANIFEST_DIFFERS, str(path)), at
+            found: list[object] = []
+            with ArchiveReader(runs, on_damage=found.append) as reader:
+                for key in reader.attempts():
+                    found += reader.check(key)
+            assert found, f"{name} byte {at}"
+            reseal(runs / "run=a")
             try:
                 with ArchiveReader(runs) as reader:
-                    keys = list(reader.attempts())
-                    found = reader.check(keys[0])
-                    assert found, f"{name} byte {at}"
-                    reader.whole(keys[0])
+                    reader.whole(next(reader.attempts()))
                 kinds.add("read")
             except (DecodeError, LedgerError) as error:
                 kinds.add(str(error.code))
-        path.write_bytes(whole)
+            path.write_bytes(whole)
+            manifest.write_bytes(proof)
     assert "file_malformed" in kinds
     assert _read(runs).capture.records == given.capture.records
 
@@ -191,6 +206,7 @@ def _rewrite(runs: Path, table: Table, change: Callable[[list[dict[str, Any]]], 
     change(rows)
     made = pa.Table.from_pylist(rows, schema=SCHEMAS[table.name])
     pq.write_table(made, path, **write_options(table))
+    reseal(runs / "run=a")
 
 
 ROWS: dict[str, tuple[Table, Callable[[list[dict[str, Any]]], object]]] = {
@@ -333,11 +349,64 @@ def test_manifests(runs: Path) -> None:
             ArchiveReader(runs)
         path.write_bytes(whole)
     _edit_manifest(runs, files=(msgspec.structs.replace(first, sha256="0" * 64), *manifest.files[1:]))
-    with ArchiveReader(runs) as reader:
+    told: list[DecodeError] = []
+    with ArchiveReader(runs, on_damage=told.append) as reader:
+        assert list(reader.attempts()) == []
+    assert [(error.code, error.where) for error in told] == [(Code.MANIFEST_DIFFERS, str(path.parent / first.name))]
+    calls = manifest.files[2]
+    path.write_bytes(whole)
+    _edit_manifest(runs, files=(*manifest.files[:2], msgspec.structs.replace(calls, sha256="0" * 64)))
+    with ArchiveReader(runs, on_damage=told.append) as reader:
         assert any("as its manifest says" in sentence for sentence in reader.check(KEY))
         with pytest.raises(DecodeError) as caught:
             reader.prove(KEY)
         assert caught.value.code is Code.MANIFEST_DIFFERS
+
+
+READS: dict[str, Callable[[ArchiveReader], object]] = {
+    "attempts": lambda reader: list(reader.attempts()),
+    "rollout": lambda reader: reader.rollout("rollout-00000"),
+    "summaries": lambda reader: list(reader.summaries()),
+    "summary": lambda reader: reader.summary(AttemptKey("rollout-00000")),
+    "snapshots": lambda reader: list(reader.snapshots()),
+    "holds": lambda reader: reader.holds(AttemptKey("rollout-00000")),
+    "read": lambda reader: reader.read(AttemptKey("rollout-00000"), tokens=False),
+    "setup": lambda reader: reader.setup(AttemptKey("rollout-00000")),
+    "check": lambda reader: reader.check(AttemptKey("rollout-00000")),
+    "prove": lambda reader: reader.prove(AttemptKey("rollout-00000")),
+    "open_part": lambda reader: list(reader.open_part(1).rows(("result",))),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_nothing_is_read_of_a_file_that_is_not_as_its_manifest_says(tmp_path: Path, read: str) -> None:
+    """A reward, a group, an id: the row is good Parquet, and another than was archived."""
+    for number, name in enumerate("ab"):
+        write_archive(tmp_path / "runs", list(rollouts(2, 2 * number)), name)
+    rows = pq.read_table(tmp_path / "runs" / "run=b" / "attempts-00000.parquet").to_pylist()
+    rows[0]["reward"] = 0.5
+    path = tmp_path / "runs" / "run=b" / "attempts-00000.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMAS["attempts"]), path, **write_options(ATTEMPTS))
+    with ArchiveReader(tmp_path / "runs") as reader, pytest.raises(DecodeError) as caught:
+        READS[read](reader)
+    assert (caught.value.code, caught.value.where) == (Code.MANIFEST_DIFFERS, str(path))
+
+
+def test_files_are_compared_once_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More parts than are kept open are not digested again each time they are opened."""
+    write_archive(tmp_path / "runs", list(rollouts(12)), part_bytes=1)
+    checked: list[str] = []
+    check = ArchiveFile.check
+    monkeypatch.setattr(ArchiveFile, "check", lambda own, file, where: (checked.append(where), check(own, file, where)))
+    with ArchiveReader(tmp_path / "runs") as reader:
+        assert len(reader.parts) == 12
+        list(reader.summaries())
+        assert {Path(where).name.partition("-")[0] for where in checked} == {"attempts"}
+        for _ in range(2):
+            for key in list(reader.attempts()):
+                reader.read(key, exchanges=True)
+                reader.prove(key)
+    assert len(checked) == len(set(checked)) == 36
 
 
 def test_what_queries_see_is_compared_with_the_evidence(runs: Path) -> None:
@@ -407,6 +476,7 @@ def test_claims_are_given_no_memory(tmp_path: Path) -> None:
             writer.add(archived(ledger, KEY))
             writer.finish()
         edit_footer(places[-1] / "run=a" / "calls-00000.parquet", change)
+        reseal(places[-1] / "run=a")
     done = subprocess.run([sys.executable, "-c", _PROBE, *map(str, places)], capture_output=True, text=True, check=True)
     codes, grown_bytes = json.loads(done.stdout)
     assert codes == ["file_malformed"] * len(claims)

@@ -355,3 +355,39 @@ def test_an_attempt_that_cannot_be_read_takes_no_other_with_it(
     assert ran.code == 1
     assert [(one["code"], one["where"]) for one in ran.json["findings"]] == [("ledger_damaged", "rollout=two-tries")]
     assert ran.json["checked"]["rollouts"] == 3
+
+
+@pytest.mark.parametrize("more", [[], ["--rollout", "a"], ["--state", "frozen"]])
+def test_a_ledger_whose_only_attempt_is_damaged_has_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    """ "No such rollout", exit code 2, sends people looking for a typing error."""
+    good_story(tmp_path / "in", "a")
+    ledger = tmp_path / "run.gristmill"
+    assert run(capsys, "import", tmp_path / "in", "--into", ledger).code == 0
+    with contextlib.closing(sqlite3.connect(ledger)) as database:
+        database.execute("UPDATE calls SET record = x'00'")
+        database.commit()
+    ran = run(capsys, "verify", ledger, *more, "--json")
+    assert [(one["code"], one["where"]) for one in ran.json["findings"]] == [("ledger_damaged", "rollout=a")]
+    assert (ran.code, ran.json["checked"]["rollouts"]) == (1, 0)
+    told = run(capsys, "verify", ledger, *more)
+    assert (told.code, "ledger_damaged at rollout=a" in told.out) == (1, True)
+    assert run(capsys, "verify", ledger, "--rollout", "b").code == 2
+
+
+def test_what_ends_the_check_hides_no_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One ledger is damaged, the next one cannot be opened."""
+    good_story(tmp_path / "in", "a")
+    ledger = tmp_path / "a.gristmill"
+    assert run(capsys, "import", tmp_path / "in", "--into", ledger).code == 0
+    other = tmp_path / "b.gristmill"
+    with contextlib.closing(sqlite3.connect(ledger)) as database, contextlib.closing(sqlite3.connect(other)) as foreign:
+        database.execute("UPDATE calls SET record = x'00'")
+        database.commit()
+        foreign.execute("CREATE TABLE theirs (a)")
+        foreign.commit()
+    ran = run(capsys, "verify", ledger, other)
+    assert ran.code != 0
+    assert "ledger_damaged at rollout=a" in ran.out
+    assert ran.err.startswith("error:")

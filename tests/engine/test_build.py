@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from gristmill.archive import ArchiveReader, PartitionWriter, place_of
-from gristmill.archive.columns import CALLS
+from gristmill.archive.columns import ATTEMPTS, CALLS
 from gristmill.archive.parquet_tables import SCHEMAS, write_options
 from gristmill.credit import AdvantageKind
 from gristmill.engine import BuildOptions, build
@@ -154,7 +155,7 @@ def test_rows_of_other_captures_are_refused(runs: Path, tmp_path: Path) -> None:
     assert caught.value.code is Code.OUTPUT_EXISTS
     build(other, rows, overwrite=True)
     assert {name.split("/")[0] for name in contents(rows)} == {"run=a", "summary.json"}
-    with PartitionWriter(place_of(other), "a", overwrite=True) as writer:
+    with PartitionWriter(place_of(other), "a", overwrite=True, drop=True) as writer:
         writer.finish()
     with pytest.raises(ExportError, match=r"none of this archive|other inputs"):
         build(other, rows)
@@ -192,8 +193,6 @@ def _damage(runs: Path, change: Callable[[list[dict[str, object]]], object]) -> 
     path = next((runs / "run=a").glob("calls-*.parquet"))
     rows = pq.read_table(path).to_pylist()
     change(rows)
-    import pyarrow as pa
-
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMAS["calls"]), path, **write_options(CALLS))
     with ArchiveReader(runs) as reader:
         manifest = reader.partitions["a"]
@@ -237,6 +236,33 @@ def test_an_archive_whose_files_are_not_as_its_manifest_says(runs: Path, tmp_pat
         assert caught.value.code is Code.MANIFEST_DIFFERS
     assert (tmp_path / "rows-1" / "run=a" / "part=00000" / "manifest.json").exists()
     assert not (tmp_path / "rows-1" / "summary.json").exists()
+
+
+def _flipped(runs: Path) -> Path:
+    """Change a result of the last partition, so that it still is one."""
+    path = max((runs / "run=b").glob("attempts-*.parquet"))
+    rows = pq.read_table(path).to_pylist()
+    result = msgspec.msgpack.decode(rows[0]["result"])
+    rows[0]["result"] = msgspec.msgpack.encode({**result, "reward": 0.5})
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMAS["attempts"]), path, **write_options(ATTEMPTS))
+    return path
+
+
+@pytest.mark.parametrize("advantage", [None, AdvantageKind.GROUP_MEAN])
+def test_a_reward_that_is_not_as_it_was_archived_reaches_no_partition(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], advantage: AdvantageKind | None
+) -> None:
+    """It would be in the advantages of others, which are whole and look proved."""
+    options = BuildOptions(advantage=advantage)
+    build(runs, tmp_path / "good", options)
+    path = _flipped(runs)
+    with pytest.raises(DecodeError) as caught:
+        build(runs, tmp_path / "rows", options)
+    assert (caught.value.code, caught.value.where) == (Code.MANIFEST_DIFFERS, str(path))
+    assert not list((tmp_path / "rows").rglob("manifest.json"))
+    ran = run(capsys, "verify", runs, tmp_path / "good", "--json")
+    found = [(one["code"], one["where"]) for one in ran.json["findings"]]
+    assert (ran.code, found) == (1, [("manifest_differs", str(path))])
 
 
 POLICY = """

@@ -63,9 +63,16 @@ class LocalPlace(Place):
             for entry in folder.iterdir():
                 _sync(entry)
             _sync(folder)
+            # What is replaced is not taken away before the other is in its place; it goes with the work folder.
+            old = folder.parent / "replaced"
             if target.exists():
-                self.remove(name)
-            folder.replace(target)
+                target.replace(old)
+            try:
+                folder.replace(target)
+            except OSError:
+                if old.exists():
+                    old.replace(target)
+                raise
             _sync(self.path)
 
     def write(self, name: str, data: bytes) -> None:

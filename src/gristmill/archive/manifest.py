@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -42,6 +42,7 @@ _MOST_BYTES: Final = 2**26
 _MOST_PARTS: Final = 10**5
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_BLOCK_bytes: Final = 2**20
 
 
 class ArchiveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +52,21 @@ class ArchiveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: int
     sha256: str
     rows: int
+
+    def check(self, file: BinaryIO, where: str) -> None:
+        """Compare all bytes of an open file with what is said here.
+
+        Raises:
+            DecodeError: `manifest_differs`.
+            OSError: it cannot be read.
+        """
+        digest, size = sha256(), 0
+        while data := file.read(_BLOCK_bytes):
+            digest.update(data)
+            size += len(data)
+        if (size, digest.hexdigest()) != (self.bytes, self.sha256):
+            message = f"expected {self.name} as its manifest says, got other bytes"
+            raise DecodeError(message, code=Code.MANIFEST_DIFFERS, where=where)
 
 
 class ArchiveCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ Not here: how an attempt becomes rows (attempt_rows), and which parts there are 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -221,15 +221,17 @@ class PartReader:
     Args:
         place: the partition's folder.
         part: number of the part.
+        prove: is given the name and the open file before anything of it is used; what it raises, reading raises.
 
     Raises:
         DecodeError: `file_unreadable`, `file_malformed`.
     """
 
-    def __init__(self, place: Place, part: int) -> None:
+    def __init__(self, place: Place, part: int, prove: Callable[[str, BinaryIO], None] | None = None) -> None:
         self.part = part
         self.where = place.path_of(f"part {part}")
         self._place = place
+        self._prove = prove
         self._tables: dict[str, _TableReader] = {}
         self._attempts = self._open(ATTEMPTS)
 
@@ -241,6 +243,10 @@ class PartReader:
             with reading(where):
                 file = self._place.open(name)
             try:
+                if self._prove is not None:
+                    with reading(where):
+                        self._prove(name, file)
+                        file.seek(0)
                 read = self._tables[table.name] = _TableReader(file, where, table)
             except BaseException:
                 file.close()

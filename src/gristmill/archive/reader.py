@@ -1,7 +1,8 @@
 """A data set of captures, read as a ledger is.
 
-Invariant: only partitions whose manifest is there are read; `check` and `prove` compare what is read back with the
-snapshot ids, and the files with their manifest. An attempt that stands in two places is refused.
+Invariant: only partitions whose manifest is there are read, and nothing of a file is handed out before all of its bytes
+were compared with the manifest, once a reader. `check` and `prove` also compare what is read back with snapshot ids. An
+attempt that stands in two places is refused.
 
 Not here: files (parquet_part), and writing (writer).
 """
@@ -10,10 +11,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
-from hashlib import sha256
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import BinaryIO, Final, NamedTuple, Self
 
 import msgspec
 
@@ -33,7 +34,6 @@ __all__ = ["ArchiveReader", "PartPlace", "check_file", "is_archive"]
 
 _KEY: Final = ("rollout_id", "attempt")
 _OPEN_PARTS: Final = 4
-_BLOCK: Final = 2**20
 
 
 class PartPlace(NamedTuple):
@@ -49,15 +49,6 @@ class PartPlace(NamedTuple):
         """What the manifest says of its files."""
         return self.manifest.part_files(self.part)
 
-    def open(self) -> PartReader:
-        """Open it; `DecodeError` as `PartReader`."""
-        return PartReader(self.place, self.part)
-
-    def check(self) -> None:
-        """Compare the files with the manifest; `DecodeError` as `check_file`."""
-        for entry in self.files:
-            check_file(self.place, entry)
-
 
 def check_file(place: Place, entry: ArchiveFile) -> None:
     """Compare a file with what a manifest says of it.
@@ -66,15 +57,8 @@ def check_file(place: Place, entry: ArchiveFile) -> None:
         DecodeError: `file_unreadable`; `manifest_differs`.
     """
     where = place.path_of(entry.name)
-    digest, size = sha256(), 0
     with reading(where), place.open(entry.name) as file:
-        while data := file.read(_BLOCK):
-            digest.update(data)
-            size += len(data)
-    if (size, digest.hexdigest()) != (entry.bytes, entry.sha256):
-        raise DecodeError(
-            f"expected {entry.name} as its manifest says, got other bytes", code=Code.MANIFEST_DIFFERS, where=where
-        )
+        entry.check(file, where)
 
 
 def is_archive(given: str | os.PathLike[str]) -> bool:
@@ -96,14 +80,20 @@ class ArchiveReader:
 
     Args:
         given: path or URL of the data set, or of one of its partitions.
+        on_damage: for who looks for damage. It is told of a part whose attempts cannot be listed, and the others are
+            read; calls are read from whatever bytes are there, and `check` says what is wrong with them. None: the
+            first file that is not as its manifest says is an error wherever it is read.
 
     Raises:
         DecodeError: `file_unreadable`; `file_malformed`: there is no partition; `schema_unsupported`,
-            `manifest_differs`.
+            `manifest_differs`, here and wherever something is read.
     """
 
-    def __init__(self, given: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, given: str | os.PathLike[str], *, on_damage: Callable[[DecodeError], None] | None = None
+    ) -> None:
         place = place_of(given)
+        self._on_damage = on_damage
         self.name: Final = place.name
         self.partitions: dict[str, ArchiveManifest] = {}
         self.unfinished: list[str] = []
@@ -126,6 +116,8 @@ class ArchiveReader:
         self._readers: dict[int, PartReader] = {}
         self._index: KeyIndex | None = None
         self._checked = dict[int, str | None]()
+        self._proved = set[tuple[int, str]]()
+        self._passed_over = set[int]()
 
     def _add(self, place: Place, folder: str) -> None:
         name = folder.removeprefix(PARTITION_PREFIX)
@@ -144,12 +136,40 @@ class ArchiveReader:
 
     # Places
 
+    def open_part(self, part: int) -> PartReader:
+        """Open a part by its number over all partitions; the caller closes it.
+
+        Raises:
+            DecodeError: `file_unreadable`, `file_malformed`, `manifest_differs`, here and in what is read of it.
+        """
+        opened = self.parts[part]
+        return PartReader(opened.place, opened.part, partial(self._prove_open, part))
+
+    def _prove_open(self, part: int, name: str, file: BinaryIO) -> None:
+        if (part, name) in self._proved or (self._on_damage is not None and not name.startswith(ATTEMPTS.name)):
+            return
+        opened = self.parts[part]
+        opened.manifest.file(name).check(file, opened.place.path_of(name))
+        self._proved.add((part, name))
+
+    def _prove_part(self, part: int) -> None:
+        opened = self.parts[part]
+        for entry in opened.files:
+            if (part, entry.name) not in self._proved:
+                check_file(opened.place, entry)
+                self._proved.add((part, entry.name))
+
+    def _listed(self) -> Iterator[int]:
+        """Give the parts whose attempts can be listed."""
+        self.index()
+        yield from (part for part in range(len(self.parts)) if part not in self._passed_over)
+
     def _reader(self, part: int) -> PartReader:
         read = self._readers.get(part)
         if read is None:
             while len(self._readers) >= _OPEN_PARTS:
                 self._readers.pop(next(iter(self._readers))).close()
-            read = self._readers[part] = self.parts[part].open()
+            read = self._readers[part] = self.open_part(part)
         return read
 
     def _rows(self, location: Location, names: tuple[str, ...] = ATTEMPTS.names) -> RowValues:
@@ -160,10 +180,10 @@ class ArchiveReader:
         """Return where each attempt stands.
 
         Raises:
-            DecodeError: `file_unreadable`; `file_malformed`: an attempt stands in two places.
+            DecodeError: `file_unreadable`, `manifest_differs`; `file_malformed`: an attempt stands in two places.
         """
         if self._index is None:
-            index = KeyIndex(self._keys(part) for part in range(len(self.parts)))
+            index = KeyIndex(self._keys_there(part) for part in range(len(self.parts)))
             for first, second in index.repeated():
                 one, other = _key(self._rows(first, _KEY)), _key(self._rows(second, _KEY))
                 if one == other:
@@ -172,6 +192,17 @@ class ArchiveReader:
                     raise DecodeError(message, where=self.name)
             self._index = index
         return self._index
+
+    def _keys_there(self, part: int) -> Iterator[AttemptKey]:
+        """Give the keys of a part; one whose keys cannot be read has none for who looks for damage."""
+        if self._on_damage is None:
+            return self._keys(part)
+        try:
+            return iter(list(self._keys(part)))
+        except DecodeError as error:
+            self._passed_over.add(part)
+            self._on_damage(error)
+            return iter(())
 
     def _keys(self, part: int) -> Iterator[AttemptKey]:
         for row in self._reader(part).rows(_KEY):
@@ -199,9 +230,14 @@ class ArchiveReader:
 
     def attempts(self) -> Iterator[AttemptKey]:
         """Yield the attempts in the order in which they stand."""
-        self.index()
-        for part in range(len(self.parts)):
+        for part in self._listed():
             yield from self._keys(part)
+
+    def snapshots(self) -> Iterator[tuple[AttemptKey, str]]:
+        """Yield the attempts with their snapshot ids, in the order in which they stand."""
+        for part in self._listed():
+            for row in self._reader(part).rows((*_KEY, "snapshot_id")):
+                yield _key(row), row["snapshot_id"]
 
     def rollout(self, rollout_id: str) -> tuple[AttemptKey, ...]:
         """Return the attempts of one rollout by number; empty where it is not there."""
@@ -216,9 +252,10 @@ class ArchiveReader:
         group_id: str | None = None,
     ) -> Iterator[Summary]:
         """Yield one line for each attempt, in the order in which they stand; see `Ledger.summaries`."""
-        self.index()
         begin = Location(0, -1) if after is None else self._find(after)
-        for part in range(begin.part, len(self.parts)):
+        for part in self._listed():
+            if part < begin.part:
+                continue
             read = self._reader(part)
             first = begin.number + 1 if part == begin.part else 0
             for row in read.rows(_SUMMARY, first=first):
@@ -246,7 +283,7 @@ class ArchiveReader:
 
         Raises:
             LedgerError: `rollout_unknown`.
-            DecodeError: `file_unreadable`, `file_malformed`, `schema_unsupported`.
+            DecodeError: `file_unreadable`, `file_malformed`, `schema_unsupported`, `manifest_differs`.
         """
         location = self._find(key)
         return self._reader(location.part).read(location.number, tokens=tokens, exchanges=exchanges)
@@ -283,7 +320,7 @@ class ArchiveReader:
 
     def _check_part(self, part: int) -> str | None:
         try:
-            self.parts[part].check()
+            self._prove_part(part)
         except DecodeError as error:
             return error.message
         return None
@@ -310,9 +347,7 @@ class ArchiveReader:
             DecodeError: `file_unreadable`, `file_malformed`, `manifest_differs`.
         """
         location = self._find(key)
-        if self._checked.get(location.part, "") is not None:
-            self.parts[location.part].check()
-            self._checked[location.part] = None
+        self._prove_part(location.part)
         stated = self._rows(location, ("snapshot_id",))["snapshot_id"]
         found = self.whole(key).snapshot_id()
         if found != stated:

@@ -68,14 +68,15 @@ class RemotePlace(Place):
 
     @contextlib.contextmanager
     def publishing(self, name: str) -> Generator[Publication]:
+        replaces = self.inside(name).size(MANIFEST_NAME) is not None
         with writing(self.path_of(name)), _translated(self.path_of(name)):
-            if self._files.exists(self._at(name)):
+            if not replaces and self._files.exists(self._at(name)):
                 self.remove(name)
             self._files.makedirs(self._at(name), exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="gristmill-") as held:
             folder = Path(held) / "work"
             folder.mkdir()
-            yield _Upload(self, name, folder)
+            yield _Upload(self, name, folder, replaces=replaces)
 
     def put(self, name: str, file: Path) -> None:
         """Copy a local file to a path in this folder."""
@@ -109,20 +110,29 @@ class RemotePlace(Place):
 
 
 class _Upload(Publication):
-    """A folder whose files go to a file system of fsspec, each when it is finished."""
+    """A folder whose files go to a file system of fsspec, each when it is finished.
 
-    def __init__(self, place: RemotePlace, name: str, folder: Path) -> None:
+    Where a whole folder is there, it stays until everything is ready: whoever is stopped before has lost nothing.
+    """
+
+    def __init__(self, place: RemotePlace, name: str, folder: Path, *, replaces: bool) -> None:
         super().__init__(folder)
-        self._place, self._name = place, name
+        self._place, self._name, self._replaces = place, name, replaces
 
     def ship(self) -> None:
+        if not self._replaces:
+            self._ship()
+
+    def _ship(self) -> None:
         for entry in sorted(self.folder.iterdir()):
             if entry.name != MANIFEST_NAME:
                 self._place.put(f"{self._name}/{entry.name}", entry)
                 entry.unlink()
 
     def finish(self) -> None:
-        self.ship()
+        if self._replaces:
+            self._place.remove(self._name)
+        self._ship()
         self._place.put(f"{self._name}/{MANIFEST_NAME}", self.folder / MANIFEST_NAME)
 
 

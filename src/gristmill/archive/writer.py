@@ -1,9 +1,10 @@
 """Writes one partition of a data set.
 
-Invariant: the partition is there whole, its manifest last, or not at all. Every attempt is whole in one part, and parts
-are bounded; of an attempt that is written, memory keeps sixteen bytes to know it again.
+Invariant: the partition is there whole, its manifest last, or not at all. One that is replaced holds nothing that the
+new one does not, unless it is said that it may be dropped. Every attempt is whole in one part, and parts are bounded.
+Of an attempt that is written, memory keeps sixteen bytes to know it again, and sixteen more where one is replaced.
 
-Not here: the files of a part (parquet_part), and what was archived before (reader).
+Not here: the files of a part (parquet_part), and what was archived before (reader, replacing).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gristmill.archive.manifest import (
 )
 from gristmill.archive.parquet_part import PartWriter
 from gristmill.archive.place import MANIFEST_NAME, Place, Publication, writing
+from gristmill.archive.replacing import refuse_loss, told_apart
 from gristmill.errors import Code, ExportError, LedgerError
 from gristmill.ledger import AttemptKey
 
@@ -58,7 +60,8 @@ class PartitionWriter:
         name: of the partition.
         exchanges: whether what went over the wire is kept.
         part_bytes: after how much memory a part is finished.
-        overwrite: replace a partition of this name.
+        overwrite: replace a partition of this name, if the new one holds all of its attempts as they are there.
+        drop: replace it whatever it holds.
 
     Raises:
         ConfigError: `option_invalid`: the name.
@@ -73,21 +76,24 @@ class PartitionWriter:
         exchanges: bool = True,
         part_bytes: int = PART_BYTES,
         overwrite: bool = False,
+        drop: bool = False,
     ) -> None:
         self.name = check_name(name)
         self._place = place
         self._exchanges = exchanges
         self._part_bytes = part_bytes
         folder = f"{PARTITION_PREFIX}{name}"
-        if not overwrite and place.inside(folder).size(MANIFEST_NAME) is not None:
+        there = place.inside(folder).size(MANIFEST_NAME) is not None
+        if there and not overwrite:
             where = place.path_of(folder)
             raise ExportError(
                 f"expected a new partition, {where} is there",
                 code=Code.OUTPUT_EXISTS,
                 where=where,
-                hint="give it another name with --partition, or replace it with --overwrite",
+                hint="give it another name with --partition, or replace it by one that holds as much with --overwrite",
             )
         self._folder = folder
+        self._held: set[bytes] | None = set() if there and not drop else None
         self._stack = ExitStack()
         self._publication: Publication | None = None
         self._part: PartWriter | None = None
@@ -138,6 +144,8 @@ class PartitionWriter:
         self._states[row["state"]] += 1
         snapshot: str = row["snapshot_id"]
         self._digest.add(key, snapshot)
+        if self._held is not None:
+            self._held.add(told_apart(key, snapshot))
         if part.bytes >= self._part_bytes:
             self._close_part()
         return snapshot
@@ -152,8 +160,11 @@ class PartitionWriter:
         """Put the partition in its place.
 
         Raises:
-            ExportError: `file_unreadable`.
+            ExportError: `output_exists`: it lacks attempts of the one that it would replace, which stays;
+                `file_unreadable`.
         """
+        if self._held is not None:
+            refuse_loss(self._place.inside(self._folder), self._held)
         if self._part is None and not self._files:
             # A partition without attempts has a part, too: one table without rows of each kind.
             self._open()

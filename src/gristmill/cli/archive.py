@@ -43,7 +43,8 @@ __all__ = ["command"]
     help="Memory after which a part is finished; one part is one unit of work of `build`.",
 )
 @click.option("--retire", is_flag=True, help="Delete from their ledgers the frozen attempts that the archive proves.")
-@click.option("--overwrite", is_flag=True, help="Replace a partition of this name.")
+@click.option("--overwrite", is_flag=True, help="Replace a partition of this name, if the new one holds all of it.")
+@click.option("--drop", is_flag=True, help="With --overwrite: drop what only the partition that is there holds.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def command(
     *,
@@ -54,6 +55,7 @@ def command(
     part_size: int,
     retire: bool,
     overwrite: bool,
+    drop: bool,
     as_json: bool,
 ) -> int:
     """Write captures as a partition of a Parquet data set, here or in an object store.
@@ -66,6 +68,8 @@ def command(
 
     if len(arguments) < 2:
         raise ConfigError("expected captures and a data set, got one path", code=Code.USAGE, where="DATASET")
+    if drop and not overwrite:
+        raise ConfigError("expected --overwrite with --drop, got --drop alone", code=Code.USAGE, where="--drop")
     *paths, dataset = arguments
     captures.paths = tuple(map(named_place, paths))
     name = _name_of(captures) if partition is None else partition
@@ -77,6 +81,7 @@ def command(
             exchanges=not no_exchanges,
             part_bytes=part_size * 2**20,
             overwrite=overwrite,
+            drop=drop,
         ) as writer,
         contextlib.ExitStack() as stack,
         progress("rollouts") as step,

@@ -61,8 +61,8 @@ class Attempt(NamedTuple):
     share_bytes: int = 0
 
 
-DAMAGED: Final = frozenset({Code.LEDGER_DAMAGED, Code.FILE_MALFORMED})
-"""Codes of an attempt that a ledger holds and that cannot be read back."""
+DAMAGED: Final = frozenset({Code.LEDGER_DAMAGED, Code.FILE_MALFORMED, Code.MANIFEST_DIFFERS})
+"""Codes of what a ledger holds and cannot be read back."""
 
 
 class Captures(msgspec.Struct):
@@ -79,7 +79,7 @@ class Captures(msgspec.Struct):
         summaries_only: of ledgers nothing else is read.
         losses: what importers could not carry, how often, by format and name.
         remarks: what reading had to say.
-        damaged: takes attempts of a ledger that cannot be read, with the reason; None: the first one ends the reading.
+        damaged: takes what cannot be read of ledgers, where it is and why; None: the first damage ends the reading.
     """
 
     paths: tuple[LedgerAddress, ...]
@@ -133,6 +133,7 @@ class Captures(msgspec.Struct):
             ConfigError: `rollout_unknown`, an attempt in two places, `--result` with several attempts.
         """
         places = self.places()
+        before = len(self.damaged or ())
         seen: dict[tuple[str, int], LedgerAddress] = {}
         known: dict[str, set[int]] = {}
         read = found = False
@@ -150,6 +151,9 @@ class Captures(msgspec.Struct):
                         yield attempt
         finally:
             self.remarks.tell_unsaid()
+        if len(self.damaged or ()) > before:
+            # What was not found may be what cannot be read.
+            return
         if not read and not known:
             raise DecodeError("expected a captured call, got none", where=", ".join(map(str, self.paths)))
         if not found:
@@ -228,22 +232,28 @@ class Captures(msgspec.Struct):
     def _stored(self, source: Source, known: dict[str, set[int]]) -> Iterator[Attempt]:
         from gristmill.cli.store import reading
 
-        with reading(source.path) as ledger:
+        with reading(source.path, None if self.damaged is None else self._damage) as ledger:
             found = False
-            for key, summary in self.stored_keys(ledger):
-                found = True
-                try:
-                    attempt = self.stored_attempt(ledger, source.path, key, summary)
-                except (LedgerError, DecodeError) as error:
-                    if self.damaged is None or error.code not in DAMAGED:
-                        raise
-                    known.setdefault(key.rollout_id, set()).add(key.attempt)
-                    self.damaged.append((key.rollout_id, error.message))
-                    continue
-                yield attempt
-            if not found:
-                for key in ledger.attempts():
-                    known.setdefault(key.rollout_id, set()).add(key.attempt)
+            try:
+                for key, summary in self.stored_keys(ledger):
+                    found = True
+                    try:
+                        attempt = self.stored_attempt(ledger, source.path, key, summary)
+                    except (LedgerError, DecodeError) as error:
+                        self._damage(error, f"rollout={key.rollout_id}")
+                        continue
+                    yield attempt
+                if not found:
+                    for key in ledger.attempts():
+                        known.setdefault(key.rollout_id, set()).add(key.attempt)
+            except (LedgerError, DecodeError) as error:
+                self._damage(error, str(source.path))
+
+    def _damage(self, error: LedgerError | DecodeError, where: str | None = None) -> None:
+        """Take damage, for who looks for it; anything else is raised."""
+        if self.damaged is None or error.code not in DAMAGED:
+            raise error
+        self.damaged.append((where or error.where or "", error.message))
 
     def stored_keys(self, ledger: Stored) -> Iterator[tuple[AttemptKey, Summary | None]]:
         """Give the wanted attempts of a ledger, with their summaries where those are read anyway."""

@@ -9,11 +9,12 @@ Not here: what a ledger or an archive does (gristmill.ledger, gristmill.archive)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
+    from gristmill.errors import DecodeError
     from gristmill.ledger import (
         AttemptKey,
         AttemptSetup,
@@ -86,26 +87,30 @@ def _is_database(path: Path) -> bool:
         return False
 
 
-def open_stored(place: LedgerAddress) -> Stored:
+def open_stored(place: LedgerAddress, on_damage: Callable[[DecodeError], None] | None = None) -> Stored:
     """Open a ledger or an archive to read; as `reading`, but whoever opens it closes it."""
     if isinstance(place, Path) and is_archive(place):
         from gristmill.archive import ArchiveReader
 
-        return ArchiveReader(place)
+        return ArchiveReader(place, on_damage=on_damage)
     from gristmill.ledger import open_reader
 
     return open_reader(place)
 
 
 @contextlib.contextmanager
-def reading(place: LedgerAddress) -> Generator[Stored]:
+def reading(place: LedgerAddress, on_damage: Callable[[DecodeError], None] | None = None) -> Generator[Stored]:
     """Open a ledger to read, while another process may write to it, or an archive.
+
+    Args:
+        place: where it is.
+        on_damage: as of `ArchiveReader`; a ledger needs none, each of its rows has a digest.
 
     Raises:
         LedgerError: there is no ledger of this version at the place, or it cannot be read.
         DecodeError: the archive cannot be read.
     """
-    stored = open_stored(place)
+    stored = open_stored(place, on_damage)
     try:
         yield stored
     finally:

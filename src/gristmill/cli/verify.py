@@ -7,7 +7,7 @@ JSON: `{"findings": [{code, where, message, evidence}], "checked": {rollouts, ca
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from gristmill.cli.credit import advantages_of
 from gristmill.cli.failure import DATA_FAILED
 from gristmill.cli.place import PLACE
 from gristmill.cli.plural import counted
-from gristmill.errors import Code, ConfigError, DecodeError, LedgerError
+from gristmill.errors import Code, ConfigError, DecodeError, GristmillError, LedgerError
 
 if TYPE_CHECKING:
     from gristmill.cli.funnel import Tally
@@ -157,8 +157,9 @@ def _as_in(policy: str, options: Mapping[str, str], train_model: str | None, cho
 class _Ledgers:
     """The ledgers that attempts come from, each opened once, to check what they store against itself."""
 
-    def __init__(self, stack: contextlib.ExitStack) -> None:
+    def __init__(self, stack: contextlib.ExitStack, on_damage: Callable[[DecodeError], None]) -> None:
         self._stack = stack
+        self._on_damage = on_damage
         self._open: dict[LedgerAddress, Stored | None] = {}
 
     def check(self, attempt: Attempt) -> Iterator[Finding]:
@@ -169,7 +170,8 @@ class _Ledgers:
 
         source = attempt.source
         if source not in self._open:
-            self._open[source] = self._stack.enter_context(reading(source)) if is_ledger(source) else None
+            opened = reading(source, self._on_damage) if is_ledger(source) else None
+            self._open[source] = None if opened is None else self._stack.enter_context(opened)
         ledger = self._open[source]
         if ledger is not None:
             for sentence in ledger.check(AttemptKey(attempt.capture.rollout_id, attempt.capture.attempt)):
@@ -180,18 +182,49 @@ def findings(
     captures: Captures, choice: Choice, folder: FolderCheck | None, tally: Tally, checked: Checked
 ) -> Iterator[Finding]:
     """Check attempt by attempt, then the folder as a whole; `tally` and `checked` count along."""
-    from gristmill.cli.export import decide
-    from gristmill.export import check_capture
-    from gristmill.reconstruction import Finding, RowMode
-
-    mode = RowMode.MERGED if folder is None else folder.manifest.mode
-    needs = "rows" if folder is None else folder.needs
     captures.exchanges, captures.damaged = True, []
     if folder is not None and folder.manifest.advantage is not None:
         choice.advantages = advantages_of(captures, folder.manifest.advantage.kind)
         folder.expect(choice.advantages.note)
+    try:
+        yield from _of_attempts(captures, captures.damaged, choice, folder, tally, checked)
+    except GristmillError:
+        # What ends the check hides nothing of what it found.
+        yield from _of_damage(captures.damaged)
+        raise
+    yield from _of_damage(captures.damaged)
+    if folder is not None:
+        yield from folder.finish(
+            policy=choice.policy, options=choice.options, train_model=choice.train_model, whole=captures.whole
+        )
+
+
+def _of_damage(damaged: list[tuple[str, str]]) -> Iterator[Finding]:
+    """Tell what could not be read; one attempt takes no other with it."""
+    from gristmill.reconstruction import Finding
+
+    for where, message in damaged:
+        yield Finding(Code.LEDGER_DAMAGED, where, message)
+
+
+def _of_attempts(
+    captures: Captures,
+    damaged: list[tuple[str, str]],
+    choice: Choice,
+    folder: FolderCheck | None,
+    tally: Tally,
+    checked: Checked,
+) -> Iterator[Finding]:
+    """Check attempt by attempt; what cannot be read is added to `damaged`."""
+    from gristmill.cli.export import decide
+    from gristmill.export import check_capture
+    from gristmill.reconstruction import RowMode
+
+    mode = RowMode.MERGED if folder is None else folder.manifest.mode
+    needs = "rows" if folder is None else folder.needs
     with contextlib.ExitStack() as stack:
-        ledgers = _Ledgers(stack)
+        # Reading the attempts tells the same damage.
+        ledgers = _Ledgers(stack, lambda error: None)
         for attempt in captures:
             named = f"rollout={attempt.capture.rollout_id}"
             try:
@@ -203,7 +236,7 @@ def findings(
                 if error.code not in DAMAGED:
                     raise
                 # What a ledger holds of it is read when it is looked at.
-                captures.damaged.append((attempt.capture.rollout_id, error.message))
+                damaged.append((named, error.message))
                 continue
             tally.add(attempt.capture, outcome)
             checked.rollouts += 1
@@ -212,13 +245,6 @@ def findings(
                 yield msgspec.structs.replace(finding, where=f"{named} {finding.where}")
             if folder is not None:
                 checked.rows = folder.rows_checked
-    for rollout_id, message in captures.damaged:
-        # One attempt that cannot be read takes no other with it.
-        yield Finding(Code.LEDGER_DAMAGED, f"rollout={rollout_id}", message)
-    if folder is not None:
-        yield from folder.finish(
-            policy=choice.policy, options=choice.options, train_model=choice.train_model, whole=captures.whole
-        )
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:

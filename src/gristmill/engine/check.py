@@ -27,6 +27,7 @@ from gristmill.reconstruction import Finding
 
 __all__ = ["BuildCheck", "is_build"]
 
+_DAMAGED: Final = frozenset({Code.FILE_MALFORMED, Code.MANIFEST_DIFFERS})
 _MISSING: Final = "expected this partition, it is not there"
 
 
@@ -69,7 +70,14 @@ class BuildCheck:
             PolicyError, ConfigError: the policy cannot be loaded.
         """
         with ArchiveReader(self._archive) as reader:
-            tasks, groups = part_tasks(reader, options.advantage)
+            try:
+                tasks, groups = part_tasks(reader, options.advantage)
+            except DecodeError as error:
+                if error.code not in _DAMAGED:
+                    raise
+                # Rewards and attempts of every partition depend on it, so that nothing else can be proved.
+                yield Finding(error.code, error.where or reader.name, error.message)
+                return
         there = set(written_parts(self._rows))
         whole = True
         for task in tasks:

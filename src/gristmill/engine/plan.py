@@ -56,16 +56,17 @@ def part_tasks(archive: ArchiveReader, advantage: AdvantageKind | None) -> Plann
         advantage: which advantages rows carry.
 
     Raises:
-        DecodeError: `file_unreadable`; `file_malformed`: an attempt stands in two places.
+        DecodeError: `file_unreadable`; `file_malformed`: an attempt stands in two places; `manifest_differs`: results
+            are not what was archived, and advantages of other partitions depend on them.
         ConfigError: `attempt_differs`.
     """
     archive.index()
     groups = Groups()
     tasks: list[PartTask] = []
     named: list[set[str]] = []
-    for part in archive.parts:
+    for number, part in enumerate(archive.parts):
         own = set[str]()
-        with part.open() as read:
+        with archive.open_part(number) as read:
             for facts in map(_facts, read.rows(_RESULTS)):
                 groups.add(facts)
                 if facts.group_id is not None:
