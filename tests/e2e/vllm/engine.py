@@ -42,9 +42,12 @@ def engine(python: str, model: str, cache: Path, folder: Path) -> Iterator[Engin
     env = clean_environment() | {
         "HF_HUB_OFFLINE": "1",
         "HOME": str(folder),
+        # Threads that are bound to processors and wait for each other stand still while another program has one.
+        "OMP_NUM_THREADS": "1",
         "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
         "VLLM_CACHE_ROOT": str(cache / "vllm-cache"),
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
     }
