@@ -13,7 +13,7 @@ import pytest
 from gristmill.captures import decode_reply
 from gristmill.errors import Code
 from gristmill.scripted import ScriptedEngine
-from tests.scripted.talk import CHAT, COMPLETIONS, TIMEOUT_S, always, ask, begun, chat, events_of
+from tests.scripted.talk import CHAT, COMPLETIONS, TIMEOUT_S, always, ask, begun, chat, connected, events_of
 
 WORDS = {"content": "one two three four five six seven eight nine ten"}
 
@@ -270,3 +270,37 @@ def test_an_unhealthy_engine() -> None:
         assert ask(url, "/script/state", {"sick": True}).status == 400
         ask(url, "/script/reset", {})
         assert ask(url, "/health").status == 200
+
+
+RENDERED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+RENDERS = {"/v1/chat/completions/render": "token_ids", "/tokenize": "tokens"}
+
+
+@pytest.mark.parametrize("path", RENDERS)
+def test_renderings_that_go_wrong(path: str) -> None:
+    """What depends on renderings has to be tried with such as fail, lie, or do not come."""
+    with ScriptedEngine({**always(WORDS), "renders": "differ"}).serve() as url:
+        wrong = ask(url, path, RENDERED).json[RENDERS[path]]
+        assert ask(url, "/script/state", {"renders": "right"}).json["renders"] == "right"
+        right = ask(url, path, RENDERED).json[RENDERS[path]]
+        assert (wrong[:-1], wrong[-1] != right[-1]) == (right[:-1], True)
+        assert ask(url, CHAT, chat(return_token_ids=True)).json["prompt_token_ids"] != wrong
+        ask(url, "/script/state", {"renders": "fail"})
+        assert ask(url, path, RENDERED).status == 500
+        assert ask(url, "/tokenize", {"prompt": "hi"}).status == 200
+        assert ask(url, "/script/state", {"renders": "often"}).status == 400
+        assert ask(url, "/script/reset", {}).json["renders"] == "differ"
+
+
+def test_a_rendering_that_hangs_ends_with_the_engine() -> None:
+    """Whoever waits for it is let go when the engine stops."""
+    engine = ScriptedEngine({**always(WORDS), "renders": "hang"})
+    with engine.serve() as url, connected(url) as waiting:
+        waiting.request("POST", "/tokenize", json.dumps(RENDERED), {"content-type": "application/json"})
+        # The engine has the request: another one, sent after it, has been answered.
+        assert ask(url, "/health").status == 200
+        stopping = threading.Timer(0.1, engine.interrupt)
+        stopping.start()
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            waiting.getresponse()
+        stopping.join()

@@ -98,6 +98,12 @@ class Connection:
             data = self._packer.compress(data) + self._packer.flush(mode)
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
+    async def hold(self) -> None:
+        """Say nothing until the client goes or the engine stops, and then break the connection off."""
+        self.watch()
+        await self._interruption.pause(None)
+        await self.drop(reset=False)
+
     async def drop(self, *, reset: bool) -> None:
         """Break the connection off: with a reset, or closed after what was sent."""
         transport = self._transport()

@@ -21,6 +21,7 @@ def state_json(engine: ScriptedEngine, running: int) -> dict[str, Any]:
         "models": engine.models,
         "weights": engine.weights,
         "healthy": engine.healthy,
+        "renders": engine.renders,
         "requests": engine.log.requests,
         "in_flight": running,
         "by_rule": dict(engine.log.by_rule),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 import orjson
 
@@ -27,7 +27,7 @@ from gristmill.scripted.log import Log, Seen
 from gristmill.scripted.model import make_answer, response_id_of, shortened
 from gristmill.scripted.reading import read_script, script_from
 from gristmill.scripted.routes import detokenized, error_body, models_json, rendered, tokenized
-from gristmill.scripted.script import HttpStatus, Redirect, Script
+from gristmill.scripted.script import HttpStatus, Redirect, Renders, Script
 from gristmill.scripted.sglang_wire import SglangChat, refuse_streamed_ids
 from gristmill.scripted.wire import Wire, dumps
 
@@ -65,10 +65,12 @@ class ScriptedEngine:
         self.log = Log()
         self.weights = settings.weights
         self.healthy = True
+        self.renders: Renders = settings.renders
         self.models = list(settings.models)
         chat = {"vllm": VllmChat, "sglang": SglangChat, "plain": PlainChat}[settings.profile]
         self._wires: dict[str, Wire] = {"chat": chat(), "completions": Completions(settings.profile)}
         self._running: dict[str, Interruption] = {}
+        self._open: set[Interruption] = set()
         self._closing = False
 
     def serve(self, host: str = "127.0.0.1", port: int = 0) -> Serving:
@@ -85,8 +87,8 @@ class ScriptedEngine:
     def interrupt(self) -> None:
         """End every answer that waits, because the engine stops."""
         self._closing = True
-        for running in list(self._running.values()):
-            running.happen("stopped")
+        for waiting in list(self._open):
+            waiting.happen("stopped")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -98,6 +100,7 @@ class ScriptedEngine:
         interruption = Interruption()
         if self._closing:
             interruption.happen("stopped")
+        self._open.add(interruption)
         connection = Connection(receive, send, interruption)
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         try:
@@ -105,6 +108,7 @@ class ScriptedEngine:
         except EngineRefused as refused:
             await self._refuse(connection, refused)
         finally:
+            self._open.discard(interruption)
             await connection.close()
 
     async def _route(
@@ -214,7 +218,8 @@ class ScriptedEngine:
         body = _json_object(await connection.read())
         asked = read_chat(body, {}) if target == _CHAT else read_completions(body, {})
         self._check_model(asked.model)
-        await _answer_json(connection, rendered(asked, self.script.settings))
+        said = rendered(asked, self.script.settings)
+        await self._answer_rendered(connection, said, said if isinstance(said, list) else [said], "token_ids")
 
     async def _health(self, connection: Connection) -> None:
         await _answer_bytes(connection, 200 if self.healthy else 503, b"", "text/plain")
@@ -230,7 +235,29 @@ class ScriptedEngine:
         await _answer_bytes(connection, 200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     async def _tokenize(self, connection: Connection) -> None:
-        await _answer_json(connection, tokenized(_json_object(await connection.read()), self.script.settings))
+        body = _json_object(await connection.read())
+        said = tokenized(body, self.script.settings)
+        if "messages" in body:
+            await self._answer_rendered(connection, said, [said], "tokens")
+        else:
+            await _answer_json(connection, said)
+
+    async def _answer_rendered(
+        self, connection: Connection, said: JsonObject | list[JsonObject], prompts: list[JsonObject], ids: str
+    ) -> None:
+        """Answer with renderings, in the manner that the script asks for."""
+        match self.renders:
+            case "fail":
+                raise EngineRefused(500, "The chat template could not be rendered.", kind="InternalServerError")
+            case "hang":
+                await connection.hold()
+                return
+            case "differ":
+                for prompt in prompts:
+                    prompt[ids] = [*prompt[ids][:-1], (prompt[ids][-1] + 1) % 256]
+            case "right":
+                pass
+        await _answer_json(connection, said)
 
     async def _detokenize(self, connection: Connection) -> None:
         await _answer_json(connection, detokenized(_json_object(await connection.read()), self.script.settings))
@@ -243,7 +270,9 @@ class ScriptedEngine:
 
     async def _set_state(self, connection: Connection) -> None:
         body = _json_object(await connection.read())
-        for name, kind in (("weights", str), ("healthy", bool), ("models", list)):
+        if body.get("renders", "right") not in get_args(Renders):
+            raise EngineRefused(400, f"expected one of {', '.join(get_args(Renders))} at $.renders", param="renders")
+        for name, kind in (("weights", str), ("healthy", bool), ("models", list), ("renders", str)):
             if name in body:
                 value = body.pop(name)
                 if not isinstance(value, kind):
@@ -257,6 +286,7 @@ class ScriptedEngine:
         self.log.reset()
         self.weights = self.script.settings.weights
         self.healthy = True
+        self.renders = self.script.settings.renders
         await _answer_json(connection, state_json(self, len(self._running)))
 
     async def _refuse(self, connection: Connection, refused: EngineRefused) -> None:

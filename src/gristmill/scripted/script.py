@@ -19,6 +19,7 @@ __all__ = [
     "HttpStatus",
     "Match",
     "Redirect",
+    "Renders",
     "Reply",
     "Reset",
     "Rule",
@@ -203,6 +204,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     by_turn: bool
 
 
+Renders = Literal["right", "differ", "fail", "hang"]
+"""How messages are rendered without sampling: as they are sampled from, otherwise, with an error, or not in time."""
+
+
 class Settings(_Strict, frozen=True):
     """Everything in a script but its rules."""
 
@@ -215,6 +220,7 @@ class Settings(_Strict, frozen=True):
     seed: int = 0
     split: _Share = 0.0
     scale_out: bool = True
+    renders: Renders = "right"
     logprobs_mode: Literal["raw", "processed"] = "raw"
     session_header: str | None = None
     tool_names: dict[str, list[str]] = {}
