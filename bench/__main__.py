@@ -47,6 +47,10 @@ def _run(name: str, quick: bool) -> Iterator[Result]:
         yield {"benchmark": name, **result}
 
 
+def _amount(name: str, amount: float) -> str:
+    return f"{amount:,.0f}" if name.startswith(("bytes of ", "number of ")) else _time(amount)
+
+
 def _time(seconds: float) -> str:
     unit, size = next(((unit, size) for unit, size in _UNITS if seconds >= size), _UNITS[-1])
     return f"{seconds / size:.3g} {unit}"
@@ -73,8 +77,8 @@ def _table(results: list[Result]) -> Table:
         table.add_row(
             result["benchmark"],
             result["name"],
-            _time(result["seconds"]),
-            _time(result["floor_seconds"]),
+            _amount(result["name"], result["seconds"]),
+            _amount(result["name"], result["floor_seconds"]),
             f"{result['ratio']:.2f}",
             "" if target is None else f"{target:.2f}",
             "" if target is None else ("yes" if met else "no"),

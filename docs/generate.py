@@ -266,7 +266,9 @@ def _time(seconds: float) -> str:
 
 
 def _amount(name: str) -> Callable[[float], str]:
-    """Choose how to write the two figures of a benchmark: those of stored bytes are not seconds."""
+    """Choose how to write the two figures of a benchmark: stored bytes and counts are not seconds."""
+    if name.startswith("number of "):
+        return "{:,.0f}".format
     return _bytes if name.startswith("bytes of ") else _time
 
 
@@ -295,7 +297,7 @@ def results_table(results: Mapping[str, Any] | None) -> str:
         ]
         for one in results["results"]
     ]
-    headings = ["benchmark", "work", "time or bytes", "floor", "ratio", "target", "met"]
+    headings = ["benchmark", "work", "time, bytes or number", "floor", "ratio", "target", "met"]
     return "\n".join([head, "", *table(headings, rows)]).rstrip()
 
 

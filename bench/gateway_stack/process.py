@@ -113,10 +113,16 @@ class Server(Process):
 
 
 class Gateway(Process):
-    """`gristmill serve` in front of an engine, with a ledger of its own and settings as they are by default."""
+    """`gristmill serve` in front of an engine, with a ledger of its own.
 
-    def __init__(self, engine: str, ledger: Path) -> None:
-        where = ["--upstream", engine, "--ledger", str(ledger), "--port", "0"]
+    Args:
+        engine: its address.
+        ledger: where calls are kept.
+        options: of the command; without any, settings are as they are by default.
+    """
+
+    def __init__(self, engine: str, ledger: Path, *options: str) -> None:
+        where = ["--upstream", engine, "--ledger", str(ledger), "--port", "0", *options]
         run = "from gristmill.cli import main; main()"
         super().__init__(sys.executable, "-c", run, "serve", "--json", *where, silent=True)
         said = json.loads(self.line())

@@ -55,11 +55,13 @@ def test_benchmark_results_become_a_table() -> None:
     result = {"benchmark": "rows", "name": "work | more", "seconds": 0.0012, "floor_seconds": 4e-7, "ratio": 3000.0}
     machine = {"python": "3.11.9", "system": "Linux x86_64", "cpus": 2}
     stored = {"benchmark": "ledger", "name": "bytes of tokens", "seconds": 5e4, "floor_seconds": 400.0, "ratio": 125.0}
-    results = {"machine": machine, "quick": True, "results": [{**result, "target": 2.5, "ok": False}, stored]}
+    counted = {"benchmark": "rows", "name": "number of rows", "seconds": 1200, "floor_seconds": 48000.0, "ratio": 0.025}
+    results = {"machine": machine, "quick": True, "results": [{**result, "target": 2.5, "ok": False}, stored, counted]}
     table = _generator().results_table(results)
     assert "--quick" in table
     assert r"| rows | work \| more | 1.2 ms | 400 ns | 3000.00 | 2.50 | no |" in table
     assert "| ledger | bytes of tokens | 50 kB | 400 B | 125.00 |  |  |" in table
+    assert "| rows | number of rows | 1,200 | 48,000 | 0.03 |  |  |" in table
 
 
 def test_every_code_is_documented() -> None:
