@@ -28,4 +28,4 @@ fi
 
 cd "$repository"
 PYTHONPATH="$repository/src:$repository" E2E_VLLM_PYTHON="$engine" E2E_CACHE="$E2E_CACHE" \
-  exec "$gristmill" -m tests.e2e.templates "$@"
+  TRANSFORMERS_VERBOSITY=error exec "$gristmill" -m tests.e2e.templates "$@"

