@@ -70,6 +70,7 @@ class ScriptedEngine:
         chat = {"vllm": VllmChat, "sglang": SglangChat, "plain": PlainChat}[settings.profile]
         self._wires: dict[str, Wire] = {"chat": chat(), "completions": Completions(settings.profile)}
         self._running: dict[str, Interruption] = {}
+        self._wavered = False
         self._open: set[Interruption] = set()
         self._closing = False
 
@@ -252,7 +253,10 @@ class ScriptedEngine:
             case "hang":
                 await connection.hold()
                 return
-            case "differ":
+            case "waver" if not self._wavered:
+                self._wavered = True
+            case "differ" | "waver":
+                self._wavered = False
                 for prompt in prompts:
                     prompt[ids] = [*prompt[ids][:-1], (prompt[ids][-1] + 1) % 256]
             case "right":

@@ -204,8 +204,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     by_turn: bool
 
 
-Renders = Literal["right", "differ", "fail", "hang"]
-"""How messages are rendered without sampling: as they are sampled from, otherwise, with an error, or not in time."""
+Renders = Literal["right", "differ", "waver", "fail", "hang"]
+"""How messages are rendered without sampling: as they are sampled from, otherwise, every other time otherwise, with an
+error, or not in time."""
 
 
 class Settings(_Strict, frozen=True):

@@ -33,6 +33,13 @@ _RENDERED: Final = (
 )
 """Fields of a Chat body, beside model, messages and tools, that reach a template in some engine."""
 
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "add_generation_prompt": True,
+    "chat_template_kwargs": {},
+    "continue_final_message": False,
+}
+_ABSENT: Final = object()
+
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _UNSURE: Final[Mapping[ParentResolution, Reason]] = {
     ParentResolution.ROOT: Reason.NO_PARENT,
@@ -94,13 +101,14 @@ def told_of(body: Mapping[str, Any]) -> Told:
 
 
 def _compared(settings: JsonObject) -> JsonObject:
-    """Leave of the choice of a tool what may change which tools a template shows: none of them, or one."""
-    choice = settings.get("tool_choice")
+    """Leave out what says nothing, and of the choice of a tool what cannot change which tools a template shows."""
+    said = {name: value for name, value in settings.items() if _DEFAULTS.get(name, _ABSENT) != value}
+    choice = said.pop("tool_choice", None)
     if isinstance(choice, dict):
         function: Any = cast(JsonObject, choice).get("function")
         name = cast(JsonObject, function).get("name") if isinstance(function, dict) else None
-        return {**settings, "tool_choice": {"name": name}}
-    return {name: value for name, value in settings.items() if name != "tool_choice" or value == "none"}
+        return {**said, "tool_choice": [name]}
+    return {**said, "tool_choice": choice} if choice == "none" else said
 
 
 def digest_of(value: Any) -> str:
@@ -124,6 +132,9 @@ def condition(route: Dialect, parent: ParentLink, past: Past | None, told: Told)
     """
     if route is not Dialect.CHAT:
         return Reason.ROUTE
+    if parent.resolution is ParentResolution.ROOT and told.reply >= 0:
+        # It has a history, of which nothing was captured as it stands there.
+        return Reason.PARENT_UNRESOLVED
     if parent.resolution is not ParentResolution.RESOLVED:
         return _UNSURE[parent.resolution]
     if past is None:
