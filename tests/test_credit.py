@@ -6,8 +6,9 @@ from __future__ import annotations
 import pickle
 import statistics
 from fractions import Fraction
-from math import inf, nan, sqrt
+from math import inf, nan, nextafter, sqrt
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +49,7 @@ def test_the_textbook() -> None:
     # GRPO's two advantages of rewards 1, 0, 0, 1: with and without the deviation, no epsilon.
     groups = Groups.of(facts(1.0, 0.0, 0.0, 1.0))
     assert [advantage(groups, MEAN, reward) for reward in (1.0, 0.0)] == [0.5, -0.5]
-    assert advantage(groups, NORM, 1.0) == 0.5 / sqrt(1 / 3)
+    assert advantage(groups, NORM, 1.0) == sqrt(3 / 4)
     [group] = groups.statistics()
     assert (group.size, group.rewarded, group.solved, group.degenerate) == (4, 4, 2, False)
     assert (group.mean, group.std) == (0.5, sqrt(1 / 3))
@@ -130,16 +131,23 @@ def test_nothing_is_invented() -> None:
 def test_rewards_at_the_edge_of_a_float() -> None:
     # A mean that overflows in between, or a deviation whose squares vanish, would be an infinity or a wrong 0.
     large = Groups.of(facts(1e308, 1e308, -1e308))
-    assert advantage(large, MEAN, 1e308) == 1e308 - 1e308 / 3
+    assert advantage(large, MEAN, 1e308) == float(Fraction(1e308) * 2 / 3)
     tiny = Groups.of(facts(1e-200, 3e-200))
     assert advantage(tiny, NORM, 3e-200) == pytest.approx(1 / sqrt(2))
     far = Groups.of(facts(1.7e308, -1.7e308, -1.7e308, -1.7e308))
     assert refusal(far.advantages(MEAN), Result(reward=1.7e308, group_id="g")) == (Code.CREDIT_INVALID, "$.advantage")
-    # One such group takes no other with it.
+    # A deviation that no float holds is divided by all the same.
     wide = Groups.of([*facts(1.7e308, -1.7e308), *facts(1.0, 0.0, group="h")])
     norm = wide.advantages(NORM)
-    assert refusal(norm, Result(reward=1.7e308, group_id="g")) == (Code.CREDIT_INVALID, "$.reward")
-    assert norm.of(Result(reward=1.0, group_id="h")) == pytest.approx(1 / sqrt(2))
+    assert [norm.of(Result(reward=reward, group_id="g")) for reward in (1.7e308, -1.7e308)] == [sqrt(0.5), -sqrt(0.5)]
+    assert norm.of(Result(reward=1.0, group_id="h")) == sqrt(0.5)
+    beside = Groups.of(facts(0.0, 5e-324)).advantages(NORM)
+    assert refusal(beside, Result(reward=1e308, group_id="g")) == (Code.CREDIT_INVALID, "$.advantage")
+    for odd in (nan, inf):
+        assert refusal(Groups.of(facts(odd, 1.0)).advantages(NORM), Result(reward=1.0, group_id="g"))[0] is (
+            Code.GROUP_MISSING
+        )
+        assert refusal(norm, Result(reward=odd, group_id="g")) == (Code.CREDIT_INVALID, "$.reward")
     assert [group.std for group in wide.statistics()] == [None, statistics.stdev([1.0, 0.0])]
 
 
@@ -197,16 +205,47 @@ def test_neither_order_nor_sharing_out_matters(given_facts: list[Facts], random:
         assert pickle.loads(pickle.dumps(one)) == one
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=12))
+@pytest.mark.parametrize(
+    ("rewards", "mean", "norm"),
+    [
+        ((1.0, 1.0 + 2.0**-52), 2.0**-53, sqrt(0.5)),
+        ((1e16, 1e16 + 2), 1.0, sqrt(0.5)),
+        ((0.0, 5e-324), 0.0, sqrt(0.5)),
+        ((0.3, 0.1 + 0.2), 2.0**-55, sqrt(0.5)),
+    ],
+)
+def test_rewards_a_float_apart(rewards: tuple[float, float], mean: float, norm: float) -> None:
+    # Noise of a judge that a rounded mean would give to one of two rollouts alone: the group would push one way.
+    groups = Groups.of(facts(*rewards))
+    assert [advantage(groups, MEAN, reward) for reward in rewards] == [-mean, mean]
+    assert [advantage(groups, NORM, reward) for reward in rewards] == [-norm, norm]
+
+
+def test_baselines_go_to_other_machines_as_json() -> None:
+    # Ray is sent a task as JSON; numerators of such rewards have more bits than any integer type of a wire format.
+    made = Groups.of(facts(1.7e308, 5e-324, -3.0)).advantages(NORM)
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Advantages) == made
+
+
+def nearest(value: float, square: Fraction) -> bool:
+    """Whether no float is nearer to the root of a fraction than a value."""
+    below, above = (Fraction(value) + Fraction(nextafter(value, end)) for end in (0.0, inf))
+    return (below / 2) ** 2 <= square <= (above / 2) ** 2
+
+
+@given(st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0]), min_size=2, max_size=12))
 def test_advantages_are_those_of_exact_arithmetic(rewards: list[float]) -> None:
-    # One rounding of the mean, one of the deviation, one of the difference: as near as a float gets.
+    # One rounding, at the end: as near as a float gets.
     groups = Groups.of(facts(*rewards))
     mean = sum(map(Fraction, rewards)) / len(rewards)
     variance = sum((Fraction(reward) - mean) ** 2 for reward in rewards) / (len(rewards) - 1)
     for reward in rewards:
-        assert advantage(groups, MEAN, reward) == reward - float(mean)
+        over = Fraction(reward) - mean
+        assert advantage(groups, MEAN, reward) == float(over)
         if variance:
-            assert advantage(groups, NORM, reward) == (reward - float(mean)) / statistics.stdev(rewards)
+            normed = advantage(groups, NORM, reward)
+            assert (normed > 0) is (over > 0)
+            assert nearest(abs(normed), over * over / variance)
     [group] = groups.statistics()
     assert group.std == pytest.approx(sqrt(variance), rel=1e-15)
 

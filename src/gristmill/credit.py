@@ -6,8 +6,8 @@
     advantages.of(result)                                       # second pass: a number, or a refusal with its code
 
 Invariant: a rollout counts once, whatever the number of its attempts and rows; what comes out does not depend on order
-or on how the rollouts were shared out: sums are exact and rounded once. Nothing is invented: a rollout without reward
-or group is refused, a group of one has the advantage 0 because nothing is better or worse than it.
+or on how the rollouts were shared out: whatever is computed is exact and rounded once. Nothing is invented: a rollout
+without reward or group is refused, a group of one has the advantage 0 because nothing is better or worse than it.
 
 Not here: credits of calls (result, reconstruction), reading results (captures, ledger), files (export).
 """
@@ -17,8 +17,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from fractions import Fraction
 from hashlib import blake2b
-from math import isfinite
+from math import isfinite, isqrt
 from typing import Final, NamedTuple, Self
 
 import msgspec
@@ -143,10 +144,15 @@ def totals_of(groups: Iterable[GroupStatistics], ungrouped: int = 0) -> GroupTot
 
 
 class Baseline(NamedTuple):
-    """The rewards of a group: mean, and deviation where it was asked for; std None where it is larger than a float."""
+    """The rewards of a group, as fractions (numerator, denominator): a mean that is rounded is no mean any more.
 
-    mean: float
-    std: float | None
+    Attributes:
+        mean: of the rewards.
+        variance: of the rewards, with n − 1; 0 of a single one, and where no deviation was asked for.
+    """
+
+    mean: tuple[int, int]
+    variance: tuple[int, int]
 
 
 class AdvantageNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -232,24 +238,40 @@ class Advantages(msgspec.Struct, frozen=True):
         if result.reward is None:
             message = f"expected a reward, to compute {self.note.kind} of, got none"
             raise ReconstructionError(Code.REWARD_MISSING, message, where="$.reward")
+        reward = _finite(float(result.reward), "reward")
         baseline = self.groups.get(result.group_id)
         if baseline is None:
-            message = f"expected a reward that counts in group {result.group_id!r}, got none"
+            message = f"expected rewards that count in group {result.group_id!r}, all of them finite, got none"
             raise ReconstructionError(Code.GROUP_MISSING, message, where="$.group_id")
-        over = float(result.reward) - baseline.mean
-        if self.note.kind is AdvantageKind.GROUP_NORM:
-            if baseline.std is None:
-                message = f"expected rewards of group {result.group_id!r} with a finite deviation, got larger ones"
-                raise ReconstructionError(Code.CREDIT_INVALID, message, where="$.reward")
-            over = over / baseline.std if baseline.std else 0.0
-        return _finite(over)
+        try:
+            over = Fraction(reward) - Fraction(*baseline.mean)
+            if self.note.kind is AdvantageKind.GROUP_NORM:
+                return _over_deviation(over, Fraction(*baseline.variance))
+            return float(over)
+        except OverflowError as error:
+            message = f"expected an advantage that a float can hold, got a larger one of the reward {reward}"
+            raise ReconstructionError(Code.CREDIT_INVALID, message, where="$.advantage") from error
 
 
-def _finite(advantage: float) -> float:
-    if not isfinite(advantage):
-        message = f"expected a finite advantage, got {advantage}"
-        raise ReconstructionError(Code.CREDIT_INVALID, message, where="$.advantage")
-    return advantage
+def _finite(value: float, what: str = "advantage") -> float:
+    if not isfinite(value):
+        message = f"expected a finite {what}, got {value}"
+        raise ReconstructionError(Code.CREDIT_INVALID, message, where=f"$.{what}")
+    return value
+
+
+def _over_deviation(over: Fraction, variance: Fraction) -> float:
+    """Divide a difference by a deviation, rounded once: it is the root of a fraction that is known exactly."""
+    if not variance or not over:
+        return 0.0
+    square = over * over / variance
+    # 64 bits of the root at least, where a float has 53. It lies on this whole number or between it and the next: half
+    # of one more keeps it off what would be a tie.
+    shift = max(64 - (square.numerator.bit_length() - square.denominator.bit_length()) // 2, 0)
+    scaled, rest = divmod(square.numerator << 2 * shift, square.denominator)
+    root = isqrt(scaled)
+    magnitude = (2 * root + (rest > 0 or root * root < scaled)) / (1 << shift + 1)
+    return magnitude if over > 0 else -magnitude
 
 
 _Counted = tuple[int, float | None, bool]
@@ -347,9 +369,8 @@ class Groups:
         baselines: dict[str, Baseline] = {}
         for group_id, rollouts in self._groups.items():
             rewards = _rewards(rollouts)
-            if rewards:
-                std = _deviation(rewards) if kind is AdvantageKind.GROUP_NORM else 0.0
-                baselines[group_id] = Baseline(statistics.mean(rewards), std)
+            if rewards and all(map(isfinite, rewards)):
+                baselines[group_id] = _baseline(rewards, deviation=kind is AdvantageKind.GROUP_NORM)
         note = AdvantageNote(kind, len(baselines), self._seen.count, self._seen.hexdigest())
         return Advantages(note, baselines)
 
@@ -360,6 +381,12 @@ def _counts(counted: _Counted) -> bool:
 
 def _rewards(rollouts: Mapping[str, _Counted]) -> list[float]:
     return [reward for _, reward, masked in rollouts.values() if reward is not None and not masked]
+
+
+def _baseline(rewards: list[float], *, deviation: bool) -> Baseline:
+    mean = sum(map(Fraction, rewards), Fraction()) / len(rewards)
+    squares = ((Fraction(reward) - mean) ** 2 for reward in rewards) if deviation else ()
+    return Baseline(mean.as_integer_ratio(), (sum(squares, Fraction()) / max(len(rewards) - 1, 1)).as_integer_ratio())
 
 
 def _deviation(rewards: list[float]) -> float | None:
