@@ -125,8 +125,32 @@ def test_credits_are_advantages_or_losses() -> None:
     assert made["advantages"][row.loss_mask == 1].tolist() == [2.0] * int(row.loss_mask.sum())
     losses = Counter[str]()
     rewarded = TokenCredit(call_id="c0", start=start, end=end + 1, reward=2.0)
-    fields(NEMO_RL, Source([msgspec.structs.replace(row, credits=(rewarded,))]), losses)
-    assert losses["credit_rewards"] == 1
+    both = TokenCredit(call_id="c0", start=start, end=end + 1, reward=2.0, advantage=1.0)
+    for credit in (given, rewarded, both):
+        fields(NEMO_RL, Source([msgspec.structs.replace(row, credits=(credit,))]), losses)
+    assert losses["credit_rewards"] == 2
+
+
+def _attempt(rollout_id: str, attempt: int, group_id: str | None = None) -> Source:
+    rows = source_of(chain(1), rollout_id=rollout_id, group_id=group_id).rows
+    return Source([msgspec.structs.replace(row, attempt=attempt) for row in rows])
+
+
+def test_no_two_attempts_have_one_name() -> None:
+    """A second attempt is called as Gym calls it; a rollout that is called so itself is another one."""
+    given = [(name, attempt) for name in ("x", "x-a1", "x-a1-a0", "x-a0") for attempt in (0, 1, 2)]
+    named = [fields(NEMO_RL, _attempt(*one))[0]["gym_rollout_id"] for one in given]
+    assert len(set(named)) == len(given)
+    assert named[:2] == ["x", "x-a1"]
+    assert [fields(NEMO_GYM, _attempt(*one))[0]["rollout_id"] for one in given] == named
+
+
+def test_an_attempt_without_a_group_is_in_nobodys() -> None:
+    """A group that has a rollout's name would be compared with the rollout, and its attempts with each other."""
+    losses = Counter[str]()
+    sources = [_attempt("x", 0), _attempt("x", 1), _attempt("y", 0, "x")]
+    assert len({fields(NEMO_RL, source, losses)[0]["gym_task_group_id"] for source in sources}) == 3
+    assert losses["group"] == 2
 
 
 class BatchedDataDict(UserDict[str, Any]):

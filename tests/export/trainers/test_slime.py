@@ -73,6 +73,21 @@ def test_rows_of_a_rollout_share_its_number_and_no_other() -> None:
     assert alone["group_index"] not in {other["group_index"], other["rollout_id"]}
 
 
+def test_an_attempt_without_a_group_is_in_nobodys() -> None:
+    """slime and miles normalise by group_index: a group that has a rollout's name would be mixed with the rollout."""
+    losses = Counter[str]()
+    alone = source_of(chain(1), rollout_id="r2", group_id=None)
+    again = Source([msgspec.structs.replace(row, attempt=1) for row in alone.rows])
+    named = source_of(chain(1), rollout_id="r3", group_id="r2")
+    numbers = {
+        sample.fields["group_index"]
+        for source in (alone, again, named)
+        for sample in slime.SLIME.samples(source, losses)
+    }
+    assert len(numbers) == 3
+    assert losses["group"] == 2
+
+
 def test_versions_and_status_are_those_of_the_row() -> None:
     """Staleness is measured by the oldest version that sampled what is trained."""
     first, second = written(fork())

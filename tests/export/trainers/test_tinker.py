@@ -38,12 +38,12 @@ def test_position_t_predicts_token_t_plus_one() -> None:
 def test_credits_stand_before_the_rollouts_advantage() -> None:
     """A call that was worth less than its rollout must not get the rollout's advantage."""
     [row] = source_of(chain(2)).rows
-    credits = (TokenCredit("c0", 3, 5, advantage=-2.0), TokenCredit("c1", 9, 12, reward=7.0))
+    credits = (TokenCredit("c0", 3, 5, reward=1.0, advantage=-2.0), TokenCredit("c1", 9, 12, reward=7.0))
     source = Source([msgspec.structs.replace(row, credits=credits)])
     losses = Counter[str]()
     [sample] = TINKER.samples(source, losses)
     assert list(sample.fields["loss_fn_inputs"]["advantages"]) == [0, 0, -2, -2, 0.5, 0, 0, 0, 0.5, 0.5, 0.5]
-    assert losses["credit_rewards"] == 1
+    assert losses["credit_rewards"] == 2
 
 
 @pytest.mark.parametrize(("end", "code"), [(12, None), (11, Code.ADVANTAGE_REQUIRED)])

@@ -32,6 +32,7 @@ __all__ = [
     "as_float32",
     "by_rollout",
     "group_of",
+    "gym_rollout_id",
     "joined",
     "metadata_of",
     "number_of",
@@ -55,6 +56,7 @@ ROUTED_EXPERTS: Final = "routed_experts"
 """The extra array that holds the experts of each token, [tokens, layers, experts of a token]."""
 
 _number: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+_names_attempt: Final = re.compile(r".*-a[0-9]+", re.ASCII | re.DOTALL)
 
 
 class PromptResponse(NamedTuple):
@@ -342,6 +344,15 @@ def group_of(row: Row) -> str:
     if row.group_id is not None:
         return row.group_id
     return f"ungrouped-{number_of(_attempt(row))}"
+
+
+def gym_rollout_id(row: Row) -> str:
+    """Return the name that NeMo Gym has for an attempt: the rollout's, and `-a1` and so on where it is not the first.
+
+    A rollout whose own name ends so gets `-a0`, since its first attempt is not the second of another rollout.
+    """
+    plain = not row.attempt and _names_attempt.fullmatch(row.rollout_id) is None
+    return row.rollout_id if plain else f"{row.rollout_id}-a{row.attempt}"
 
 
 def rollout_number(row: Row) -> int:

@@ -42,8 +42,12 @@ _LOSSES: Final[Mapping[str, _Loss]] = {
         lambda row: len(row.credits),
     ),
     "credit_rewards": _Loss(
-        "Credits of calls and spans without an advantage: that of the rollout stands.",
-        lambda row: sum(credit.advantage is None for credit in row.credits),
+        "Rewards of calls and spans, which the format has no place for: advantages stand.",
+        lambda row: sum(credit.reward is not None for credit in row.credits),
+    ),
+    "group": _Loss(
+        "Rows of rollouts without a group: each attempt is a group of one, by a number of its own.",
+        lambda row: row.group_id is None,
     ),
     "reward": _Loss(
         "Rows without the reward of their rollout: the advantages stand for it.",

@@ -16,6 +16,7 @@ import numpy as np
 
 from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
+    gym_rollout_id,
     one_reward,
     refuse_media,
     refuse_without_prompt,
@@ -62,10 +63,6 @@ def _generations(row: Row) -> list[_Generation]:
     return made
 
 
-def _gym_id(row: Row) -> str:
-    return f"{row.rollout_id}-a{row.attempt}" if row.attempt else row.rollout_id
-
-
 # ---- Responses items -------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +96,7 @@ def _record(row: Row, records: Mapping[str, CallRecord], losses: Counter[str]) -
         }
         output += items
     return {
-        "rollout_id": _gym_id(row) if row.row_count == 1 else f"{_gym_id(row)}.{row.row_index}",
+        "rollout_id": gym_rollout_id(row) if row.row_count == 1 else f"{gym_rollout_id(row)}.{row.row_index}",
         "group_id": row.group_id,
         "reward": reward_of(row),
         "response": {
@@ -201,12 +198,12 @@ def responses(rows: Iterable[Row]) -> list[Any]:
 def _trace_samples(source: Source, losses: Counter[str]) -> Sequence[Sample]:
     rows = source.rows
     record = {
-        "rollout_id": _gym_id(rows[0]),
+        "rollout_id": gym_rollout_id(rows[0]),
         "group_id": rows[0].group_id,
         "reward": one_reward(rows),
         "training_traces": {
             "schema_version": _TRACES_SCHEMA,
-            "rollout_id": _gym_id(rows[0]),
+            "rollout_id": gym_rollout_id(rows[0]),
             "builder": "per_request" if all(len(_generations(row)) == 1 for row in rows) else "prefix_merging",
             "traces": [_trace(row) for row in rows],
         },

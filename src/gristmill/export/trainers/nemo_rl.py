@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
 from typing import Any, Final, cast
 
 import numpy as np
@@ -21,6 +20,9 @@ from gristmill.export.trainers.layout import (
     advantages_of,
     as_float32,
     by_rollout,
+    group_of,
+    gym_rollout_id,
+    number_of,
     padded,
     refuse_media,
     refuse_without_prompt,
@@ -35,7 +37,7 @@ from gristmill.records import Float32Array
 
 __all__ = ["NEMO_RL", "message_logs", "train_arrays", "train_batch"]
 
-_DROPPED: Final = ("spans", "loss_weight", "extras", "credit_rewards")
+_DROPPED: Final = ("spans", "loss_weight", "extras", "credit_rewards", "group")
 _LOSSES: Final = statements(*_DROPPED, text="Messages without their text: only tokens are trained.")
 _INSTALL: Final = "NeMo RL is installed from its repository, NVIDIA-NeMo/RL: what PyPI has under its name is empty"
 
@@ -59,9 +61,9 @@ def _fields(row: Row) -> dict[str, Any]:
         "loss_multiplier": 1.0,
         "total_reward": reward_of(row),
         "truncated": row.truncated,
-        "gym_rollout_id": f"{row.rollout_id}-a{row.attempt}" if row.attempt else row.rollout_id,
+        "gym_rollout_id": gym_rollout_id(row),
         "gym_trace_id": row.row_id,
-        "gym_task_group_id": _number(row.group_id if row.group_id is not None else row.rollout_id),
+        "gym_task_group_id": number_of(group_of(row)),
     }
     advantages = _advantages(row)
     return fields if advantages is None else {**fields, "advantages": advantages}
@@ -81,11 +83,6 @@ def _message_log(row: Row) -> list[dict[str, Any]]:
 def _advantages(row: Row) -> Float32Array | None:
     given = row.advantage is not None or any(credit.advantage is not None for credit in row.credits)
     return advantages_of(row) if given else None
-
-
-def _number(text: str) -> int:
-    """Return a number of 53 bits that stands for a group: NeMo RL compares them only for equality."""
-    return int.from_bytes(sha256(text.encode("utf-8", "surrogatepass")).digest()[:7]) >> 3
 
 
 def _restore(fields: Mapping[str, Any]) -> Sequence[Kept]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from hashlib import sha256
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +20,10 @@ from gristmill.errors import Code, ReconstructionError
 from gristmill.export.trainers.layout import (
     METADATA,
     ROUTED_EXPERTS,
+    group_of,
     joined,
     metadata_of,
+    number_of,
     one_reward,
     prompt_response,
     refuse_media,
@@ -45,7 +46,7 @@ __all__ = [
     "samples",
 ]
 
-DROPPED: Final = ("spans", "extras", "credits")
+DROPPED: Final = ("spans", "extras", "credits", "group")
 LOSSES: Final = statements(*DROPPED, text="Samples without the text of prompt and response: only tokens are trained.")
 _INSTALL: Final = "install slime from its repository, THUDM/slime: the package of this name on PyPI is another one"
 
@@ -79,8 +80,8 @@ def _fields(row: Row, reward: float) -> dict[str, Any]:
     trained = [span.weight_version for span in row.spans if span.role is SpanRole.SAMPLED]
     experts = routed_experts_of(row)
     return {
-        "group_index": _number(row.group_id if row.group_id is not None else row.rollout_id),
-        "index": _number(row.row_id),
+        "group_index": number_of(group_of(row)),
+        "index": number_of(row.row_id),
         "rollout_id": rollout_number(row),
         "tokens": row.token_ids,
         "response_length": int(cut.response_ids.size),
@@ -93,11 +94,6 @@ def _fields(row: Row, reward: float) -> dict[str, Any]:
         "session_id": row.rollout_id,
         "metadata": {METADATA: metadata_of(row)},
     }
-
-
-def _number(text: str) -> int:
-    """Return a number of 53 bits that stands for an id: the trainer compares them, and JSON keeps them."""
-    return int.from_bytes(sha256(text.encode("utf-8", "surrogatepass")).digest()[:7]) >> 3
 
 
 def restore_sample(fields: Mapping[str, Any]) -> Sequence[Kept]:
