@@ -187,6 +187,7 @@ class Code(StrEnum):
     CASE_FAILED = "case_failed"
     TRAINER_MISSING = "trainer_missing"
     WORKER_LOST = "worker_lost"
+    MEMORY_EXHAUSTED = "memory_exhausted"
     USAGE = "usage"
     INTERRUPTED = "interrupted"
     INTERNAL = "internal"
@@ -328,6 +329,7 @@ CODE_MEANINGS: Mapping[Code, str] = {
     Code.CASE_FAILED: "A conformance case did not have the expected outcome.",
     Code.TRAINER_MISSING: "The trainer's package, whose objects were asked for, is not installed.",
     Code.WORKER_LOST: "A process of a build ended before its partition was there; finished partitions stay.",
+    Code.MEMORY_EXHAUSTED: "The process asked for memory that the machine, or its limit, does not have.",
     Code.USAGE: "The command line is wrong.",
     Code.INTERRUPTED: "The command was interrupted.",
     Code.INTERNAL: "An invariant of Gristmill does not hold: a bug, please report it.",

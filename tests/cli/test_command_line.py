@@ -154,6 +154,7 @@ def test_every_code_has_an_exit_code() -> None:
         Code.ENGINE_UNREACHABLE: 3,
         Code.ENGINE_LOST: 3,
         Code.WORKER_LOST: 3,
+        Code.MEMORY_EXHAUSTED: 3,
         Code.INTERNAL: 3,
         Code.INTERRUPTED: 130,
     }

@@ -49,4 +49,6 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """Start the command in a process group of its own."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [*PROGRAM, *map(str, arguments)]
-    return subprocess.Popen(command, env={**os.environ}, start_new_session=True, **{**pipes, **options})
+    # Wherever it is started, it is this Gristmill.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))}
+    return subprocess.Popen(command, env=env, start_new_session=True, **{**pipes, **options})

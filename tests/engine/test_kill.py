@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -95,3 +96,63 @@ def test_a_worker_that_dies_ends_the_build(
     (tmp_path / "deadly_policy.py").write_text(DEADLY.replace("00030", "nobody"), encoding="utf-8")
     ran = run(capfd, "build", "runs", "rows", "--policy", "deadly_policy:deadly", "--jobs", "2", "--json")
     assert (ran.code, ran.json["there"]) == (0, there)
+
+
+ENDINGS = """
+import os, sys
+
+def leaves(records, result):
+    os._exit(0)
+
+def ends(records, result):
+    sys.exit()
+
+def closes(records, result):
+    raise GeneratorExit
+
+def hungry(records, result):
+    raise MemoryError
+"""
+
+
+@pytest.fixture
+def endings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An archive of one part, and policies that do not return; the module of the policies."""
+    many_parts(tmp_path / "runs", 4, partitions=("a",), part_bytes=10**9)
+    (tmp_path / "policies_that_end.py").write_text(ENDINGS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return "policies_that_end"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_build_of_one_partition_tells_that_its_process_died(
+    endings: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], jobs: int
+) -> None:
+    """A pipeline that looks at the exit code would go on without rows: a policy can end its process with 0."""
+    process = start("build", "runs", "rows", "--policy", f"{endings}:leaves", "--jobs", jobs, "--json")
+    out, _ = process.communicate(timeout=120)
+    assert (process.returncode, json.loads(out)["error"]["code"]) == (3, "worker_lost")
+    assert _finished(tmp_path / "rows") == 0
+    ran = run(capfd, "build", "runs", "rows", "--jobs", jobs, "--json")
+    assert (ran.code, ran.json["made"]) == (0, 1)
+
+
+@pytest.mark.parametrize("policy", ["ends", "closes"])
+def test_a_policy_that_ends_by_an_exception_breaks_its_contract(
+    endings: str, capfd: pytest.CaptureFixture[str], policy: str
+) -> None:
+    """It takes no other rollout with it, and is no bug of ours."""
+    ran = run(capfd, "build", "runs", "rows", "--policy", f"{endings}:{policy}", "--json")
+    assert (ran.code, ran.json["summary"]["rejected"]) == (1, {"policy_broke_contract": 4})
+    ran = run(capfd, "select", "runs", "--policy", f"{endings}:{policy}", "--json")
+    assert (ran.code, ran.json["error"]["code"]) == (1, "policy_broke_contract")
+
+
+def test_memory_that_is_not_there_refuses_no_rollout(
+    endings: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is trained would depend on the machine: the build ends, and goes on where there is more."""
+    for command in (["build", "runs", "rows"], ["select", "runs"]):
+        ran = run(capfd, *command, "--policy", f"{endings}:hungry", "--json")
+        assert (ran.code, ran.json["error"]["code"]) == (3, "memory_exhausted")
+    assert _finished(tmp_path / "rows") == 0

@@ -318,6 +318,28 @@ def test_refusals_and_bugs_of_a_policy() -> None:
     assert isinstance(broken.value.__cause__, KeyError)
 
 
+@pytest.mark.parametrize("ending", [SystemExit(0), GeneratorExit()])
+def test_a_policy_cannot_end_the_process_with_an_exception(ending: BaseException) -> None:
+    # A build of a night would end at one rollout, and say that nothing is wrong.
+    def ends(records: Any, result: Any) -> Any:
+        raise ending
+
+    with pytest.raises(GristmillError) as broken:
+        call_policy(ends, TWO, {})
+    assert broken.value.code is Code.POLICY_BROKE_CONTRACT
+    assert broken.value.__cause__ is ending
+
+
+@pytest.mark.parametrize("ending", [MemoryError(), KeyboardInterrupt()])
+def test_what_is_no_fault_of_a_policy_passes(ending: BaseException) -> None:
+    # Which rollouts are trained must not depend on the memory of a machine.
+    def ends(records: Any, result: Any) -> Any:
+        raise ending
+
+    with pytest.raises(type(ending)):
+        call_policy(ends, TWO, {})
+
+
 def test_a_policy_cannot_reorder_the_capture() -> None:
     # What a policy gets is its own tuple.
     def greedy(records: Any, result: Any) -> Any:

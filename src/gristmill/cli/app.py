@@ -23,6 +23,7 @@ from gristmill.cli.failure import (
     failure_of,
     internal_failure,
     interrupted,
+    memory_failure,
     print_failure,
     usage_failure,
 )
@@ -159,6 +160,8 @@ def _invoke(given: list[str]) -> int | Failure:
         if os.environ.get(_DEBUG) == "1" and error.__cause__ is not None:
             traceback.print_exc()
         return failure_of(error)
+    except MemoryError:
+        return memory_failure()
     except (Exception, SystemExit) as error:  # noqa: BLE001  the named boundary: a bug becomes one line and a code
         if os.environ.get(_DEBUG) == "1":
             traceback.print_exc()

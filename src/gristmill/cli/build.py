@@ -89,6 +89,7 @@ def command(
             options,
             engine=Engine(engine),
             jobs=jobs,
+            apart=":" in choice.policy,
             overwrite=overwrite,
             import_paths=(os.getcwd(),) if ":" in choice.policy else (),
             on_plan=watched.begin,

@@ -22,6 +22,7 @@ __all__ = [
     "failure_of",
     "internal_failure",
     "interrupted",
+    "memory_failure",
     "print_failure",
     "usage_failure",
 ]
@@ -68,6 +69,7 @@ _ENVIRONMENT: Final = frozenset(
         Code.ENGINE_UNREACHABLE,
         Code.ENGINE_LOST,
         Code.WORKER_LOST,
+        Code.MEMORY_EXHAUSTED,
         Code.INTERNAL,
     }
 )
@@ -111,6 +113,12 @@ def usage_failure(error: click.ClickException) -> Failure:
 def interrupted() -> Failure:
     """Return the failure of a command that was interrupted."""
     return Failure(Code.INTERRUPTED, "interrupted")
+
+
+def memory_failure() -> Failure:
+    """Return the failure of a command that got no more memory."""
+    hint = "free memory or raise its limit, and run it again; several processes (--jobs) take more than one"
+    return Failure(Code.MEMORY_EXHAUSTED, "expected more memory, there is none left", None, hint)
 
 
 def internal_failure(error: BaseException, debug_variable: str) -> Failure:

@@ -51,6 +51,7 @@ def build(  # noqa: PLR0913 - one call makes all of a build
     *,
     engine: Engine = Engine.LOCAL,
     jobs: int = 1,
+    apart: bool = False,
     overwrite: bool = False,
     import_paths: tuple[str, ...] = (),
     on_plan: Callable[[Plan], None] = lambda plan: None,
@@ -64,6 +65,7 @@ def build(  # noqa: PLR0913 - one call makes all of a build
         options: how rows are made.
         engine: where.
         jobs: processes of `local`, or at most so many partitions at a time on Ray.
+        apart: with one process of `local`, take another than this: a policy of one's own may end the one it runs in.
         overwrite: replace rows that were made otherwise.
         import_paths: folders in which a policy of one's own may lie.
         on_plan: is told what there is to do.
@@ -105,7 +107,7 @@ def build(  # noqa: PLR0913 - one call makes all of a build
 
         reports = run_ray(job, plan.todo, jobs)
     else:
-        reports = run_local(job, plan.todo, jobs)
+        reports = run_local(job, plan.todo, jobs, apart=apart)
     with contextlib.closing(reports):
         for report in reports:
             raise_failure(report)

@@ -24,19 +24,23 @@ from gristmill.errors import Code, ExportError
 __all__ = ["run_local", "worker_lost"]
 
 
-def run_local(job: BuildJob, tasks: Sequence[PartTask], jobs: int) -> Generator[PartReport]:
+def run_local(job: BuildJob, tasks: Sequence[PartTask], jobs: int, *, apart: bool = False) -> Generator[PartReport]:
     """Make partitions, and report each when it is there.
 
     Args:
         job: of the build.
         tasks: the partitions.
-        jobs: how many processes; 1 is this one.
+        jobs: how many processes; 1 is this one, where nothing is made apart.
+        apart: make every partition in another process, so that whatever ends that one does not end this one.
 
     Raises:
         ExportError: `worker_lost`.
         GristmillError: as `build_part`, where this process does it.
     """
-    if jobs == 1 or len(tasks) <= 1:
+    if not tasks:
+        return
+    # One partition of two processes is made apart, too: the caller of a build wants to outlive it.
+    if jobs == 1 and not apart:
         job.prepare()
         for task in tasks:
             yield build_part(job, task)
@@ -58,7 +62,8 @@ def worker_lost(reason: str) -> ExportError:
     return ExportError(
         f"expected every process to finish its partition, one ended before: {reason}",
         code=Code.WORKER_LOST,
-        hint="it was killed, for want of memory for example; finished partitions stay, the same command goes on",
+        hint="it was killed, for want of memory for example, or a policy or a library ended it; finished partitions stay, "
+        "the same command goes on",
     )
 
 

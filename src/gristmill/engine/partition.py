@@ -110,6 +110,12 @@ def report_of(job: BuildJob, task: PartTask) -> PartReport:
         return build_part(job, task)
     except GristmillError as error:
         told = error
+    except MemoryError:
+        told = ExportError(
+            "expected more memory, there is none left",
+            code=Code.MEMORY_EXHAUSTED,
+            hint="make fewer partitions at a time (--jobs), or raise the limit; the same command goes on",
+        )
     except OSError as error:
         told = ExportError(f"cannot read or write: {error.strerror or error}", where=error.filename)
     return PartReport(

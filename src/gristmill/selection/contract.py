@@ -30,7 +30,8 @@ def call_policy(policy: SelectionPolicy, records: Sequence[Any], result: JsonVal
     Raises:
         SelectionError: the policy's refusal, or `policy_broke_contract`; a plain `ValueError` of a policy is a refusal
             too (`policy_refused`).
-        PolicyError: `policy_broke_contract` where the policy raised anything else; its exception is the cause.
+        PolicyError: `policy_broke_contract` where the policy raised anything else, `SystemExit` among it; its exception
+            is the cause. `MemoryError` and `KeyboardInterrupt` pass.
     """
     name = policy_name(policy)
     before = msgspec.json.encode(list(records), enc_hook=repr)
@@ -42,7 +43,10 @@ def call_policy(policy: SelectionPolicy, records: Sequence[Any], result: JsonVal
         raise SelectionError(
             Code.POLICY_REFUSED, f"policy {name} refused the rollout: {error}", evidence={"policy": name}
         ) from error
-    except Exception as error:
+    except MemoryError:
+        # Says something of the machine: with more of it the rollout would be trained.
+        raise
+    except (Exception, SystemExit, GeneratorExit) as error:
         raise PolicyError(
             f"expected policy {name} to select or to raise SelectionError, got {type(error).__name__}: {error}",
             code=Code.POLICY_BROKE_CONTRACT,

@@ -151,7 +151,9 @@ def _load(name: str) -> Any:
         found = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:
+    except MemoryError:
+        raise
+    except (Exception, SystemExit, GeneratorExit) as error:
         hint = "the module must be importable from where the command runs"
         if found is not None:
             near = difflib.get_close_matches(attribute.rpartition(".")[2], dir(found), n=1)
