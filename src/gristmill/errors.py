@@ -254,7 +254,7 @@ CODE_MEANINGS: Mapping[Code, str] = {
     Code.ROLLOUT_REJECTED: "Excluded: the whole rollout was refused; the evidence holds the code.",
     Code.TOKEN_IDS_MISSING: "The engine's reply holds no complete list of sampled token ids.",
     Code.TOKEN_ID_INVALID: "A token id is negative, not an integer, or outside 32 bits.",
-    Code.TOKEN_COUNT_MISMATCH: "The number of sampled ids differs from the usage the engine reported.",
+    Code.TOKEN_COUNT_MISMATCH: "The number of sampled ids, or of the prompt's, differs from the usage reported.",
     Code.PROMPT_IDS_MISSING: "The engine's reply holds no prompt token ids.",
     Code.PROMPT_IDS_DIFFER: "The engine was given its prompt as token ids, and its reply names other ones.",
     Code.LOGPROBS_MISSING: "The engine's reply holds no log-probabilities.",

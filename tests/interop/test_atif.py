@@ -89,7 +89,7 @@ def test_text_reasoning_and_tool_calls(tmp_path: Path) -> None:
 def test_parents_only_where_tokens_prove_them(tmp_path: Path) -> None:
     """A harness that summarises goes on in the same trajectory with another context."""
     other = step(3, 1)
-    other["metrics"]["prompt_token_ids"] = [9, 9, 9]
+    other["metrics"] |= {"prompt_token_ids": [9, 9, 9], "prompt_tokens": 3}
     bare = step(4, 2, metrics=None)
     found = read(tmp_path, trajectory([user(1), step(2, 0), other, bare]))
     assert found.parents == {"step-2": None, "step-3": None, "step-4": None}
@@ -122,6 +122,13 @@ def test_counts_that_differ(tmp_path: Path) -> None:
     value = step(1, 0)
     value["metrics"]["completion_tokens"] = 7
     assert read(tmp_path, trajectory([value])).reasons == {"step-1": Code.TOKEN_COUNT_MISMATCH}
+    longer = step(1, 0)
+    longer["metrics"]["prompt_tokens"] += 96
+    found = read(tmp_path, trajectory([longer]))
+    assert found.reasons == {"step-1": Code.TOKEN_COUNT_MISMATCH}
+    count = len(longer["metrics"]["prompt_token_ids"])
+    detail = f"{count} prompt_token_ids, {count + 96} prompt_tokens reported"
+    assert found.capture.records[0].unusable_detail == detail
 
 
 def test_media_before_a_call(tmp_path: Path) -> None:

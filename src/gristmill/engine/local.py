@@ -62,8 +62,8 @@ def worker_lost(reason: str) -> ExportError:
     return ExportError(
         f"expected every process to finish its partition, one ended before: {reason}",
         code=Code.WORKER_LOST,
-        hint="it was killed, for want of memory for example, or a policy or a library ended it; finished partitions stay, "
-        "the same command goes on",
+        hint="it was killed, for want of memory for example, or a policy or a library ended it; finished partitions "
+        "stay, the same command goes on",
     )
 
 

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping
 from typing import Final, cast
 
 from gristmill.canonical import JsonValue
-from gristmill.captures.exact import dumps
+from gristmill.captures.exact import dumps, plain_numbers
 from gristmill.captures.fields import JsonObject, count_at, kind_of, list_at, name_at, text_at
 from gristmill.captures.reply import Unexpected, encodable
 from gristmill.captures.request import media_digests
 from gristmill.errors import Code, DecodeError
 from gristmill.interop.foreign import kept, object_at, objects_at, unknown_keys
 from gristmill.interop.importer import Report
+from gristmill.tokens import CheckedTokens, check_tokens
 
 __all__ = ["OWN", "TRAJECTORY", "StepReader", "check_version", "is_call", "own_of"]
 
@@ -144,11 +145,21 @@ class StepReader:
             for name in ("prompt_tokens", "completion_tokens")
             if (count := count_at(metrics, name, place)) is not None
         }
-        sampled = list_at(metrics, "completion_token_ids", place)
+        sampled, prompt = (list_at(metrics, f"{part}_token_ids", place) for part in ("completion", "prompt"))
+        logprobs = list_at(metrics, "logprobs", place)
+        plain = None if logprobs is None else plain_numbers(logprobs, f"{place}.logprobs")
+        checked = check_tokens(prompt, sampled, plain, reported=usage.get("completion_tokens"))
+        stated = usage.get("prompt_tokens")
+        differs: JsonObject = {}
+        # What else is wrong with the tokens is found again, and says more.
+        if isinstance(checked, CheckedTokens) and stated not in {None, checked.prompt_T.size}:
+            detail = f"{checked.prompt_T.size} prompt_token_ids, {stated} prompt_tokens reported"
+            differs = {"unusable_reason": str(Code.TOKEN_COUNT_MISMATCH), "unusable_detail": detail}
         return {
-            "prompt_token_ids": list_at(metrics, "prompt_token_ids", place),
+            **differs,
+            "prompt_token_ids": prompt,
             "generation_token_ids": sampled,
-            "generation_log_probs": list_at(metrics, "logprobs", place),
+            "generation_log_probs": logprobs,
             "usage": usage if usage and sampled is not None else None,
         }
 
