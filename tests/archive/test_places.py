@@ -14,6 +14,7 @@ import pytest
 from gristmill.archive import ArchivedAttempt, ArchiveReader, PartitionWriter, as_url, is_archive, place_of
 from gristmill.archive.local import sweep_work
 from gristmill.archive.work import PREFIX, work_folder
+from gristmill.cli import main
 from gristmill.errors import Code, ConfigError, DecodeError, ExportError
 from gristmill.ledger import AttemptKey
 from tests.archive.stored import archived, memory_ledger, rollouts, write_archive
@@ -144,6 +145,41 @@ def test_places_that_cannot_be_read_or_served(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError) as refused:
         place_of("s3://bucket/runs")
     assert "gristmill[archive]" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("memory://user:S3CR3T@bucket/runs", "memory://user@bucket/runs"),
+        ("memory:/user:S3CR3T@bucket/runs", "memory://user@bucket/runs"),
+        ("memory://KEY:S3CR3T/a+b@bucket/runs", "memory://KEY@bucket/runs"),
+        ("memory://u:S3@CR3T@bucket/a@b", "memory://u@bucket/a@b"),
+        ("memory://bucket:2121/of:me@home/x", "memory://bucket:2121/of:me@home/x"),
+        ("memory://bucket/of@home", "memory://bucket/of@home"),
+    ],
+)
+def test_a_password_is_in_no_name_and_no_message(
+    given: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Messages go to logs and into issues; what is opened still has the password."""
+    place = place_of(given).inside("run=a")
+    assert (place.name, place.address) == (f"{shown}/run=a", f"{as_url(given)}/run=a")
+    with pytest.raises(DecodeError) as caught:
+        ArchiveReader(given)
+    assert (caught.value.where, "S3CR3T" in str(caught.value)) == (shown, False)
+
+    def broken(*args: Any, **options: Any) -> None:
+        raise KeyError(f"no such place: {as_url(given)}")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "ls", broken)
+    with pytest.raises(DecodeError) as refused:
+        place.files()
+    assert shown in str(refused.value)
+    assert "S3CR3T" not in str(refused.value)
+    for arguments in (["ls", given], ["build", given, "rows"], ["build", "runs", given.replace("memory", "unheard")]):
+        for more in ([], ["--json"]):
+            assert main([*arguments, *more]) != 0
+            assert "S3CR3T" not in "".join(capsys.readouterr())
 
 
 def test_object_stores_go_through_obstore(monkeypatch: pytest.MonkeyPatch) -> None:

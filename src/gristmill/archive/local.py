@@ -25,7 +25,7 @@ class LocalPlace(Place):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.name = str(path)
+        self.name = self.address = str(path)
 
     def inside(self, name: str) -> Place:
         return LocalPlace(self.path / name)

@@ -52,10 +52,12 @@ class Place(ABC):
     """A folder.
 
     Attributes:
-        name: path or URL, for messages and for other processes.
+        name: path or URL, for messages: without a password.
+        address: path or URL, by which it is opened again.
     """
 
     name: str
+    address: str
 
     @abstractmethod
     def inside(self, name: str) -> Place:

@@ -1,6 +1,7 @@
 """Locations of any file system that fsspec serves.
 
-Invariant: files go first and the manifest of a folder last; what such a file system raises becomes an `OSError`.
+Invariant: files go first and the manifest of a folder last; what such a file system raises becomes an `OSError`. A
+password that a URL holds is in no name and no message.
 
 Not here: local folders (place).
 """
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO, Final, cast
 
 from gristmill.archive.place import MANIFEST_NAME, Place, Publication, reading, writing
 from gristmill.errors import ConfigError, DecodeError, ExportError
+from gristmill.ledger.address import without_passwords
 
 __all__ = ["open_remote"]
 
@@ -26,16 +28,17 @@ _STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 class RemotePlace(Place):
     """A folder of a file system of fsspec."""
 
-    def __init__(self, files: Any, path: str, name: str) -> None:
+    def __init__(self, files: Any, path: str, url: str) -> None:
         self._files = files
         self._path = path.rstrip("/")
-        self.name = name
+        self.address = url
+        self.name = without_passwords(url)
 
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}"
 
     def inside(self, name: str) -> Place:
-        return RemotePlace(self._files, self._at(name), self.path_of(name))
+        return RemotePlace(self._files, self._at(name), f"{self.address.rstrip('/')}/{name}")
 
     def folders(self) -> list[str]:
         return self._entries("directory")
@@ -145,7 +148,7 @@ def _translated(where: str) -> Generator[None]:
         raise
     # The named boundary: somebody else's file system.
     except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
+        raise OSError(without_passwords(f"{type(error).__name__}: {error}")) from error
 
 
 def open_remote(protocol: str, url: str) -> Place:
@@ -154,20 +157,21 @@ def open_remote(protocol: str, url: str) -> Place:
     Raises:
         ConfigError: `option_invalid`: nothing that is installed serves such URLs.
     """
+    shown = without_passwords(url)
     try:
         core = import_module("fsspec.core")
     except ImportError as error:
         raise ConfigError(
-            f"expected a local path, got {url}: other places need fsspec, which is not installed",
-            where=url,
+            f"expected a local path, got {shown}: other places need fsspec, which is not installed",
+            where=shown,
             hint="pip install 'gristmill[archive]'",
         ) from error
     try:
         files, path = _file_system(core, protocol, url)
     except (ImportError, ValueError) as error:
         raise ConfigError(
-            f"expected a place that fsspec serves, got {url}: {error}",
-            where=url,
+            f"expected a place that fsspec serves, got {shown}: {without_passwords(str(error))}",
+            where=shown,
             hint="install the package of this kind of storage, s3fs for example",
         ) from error
     return RemotePlace(files, path, url)

@@ -43,7 +43,7 @@ def refuse_loss(partition: Place, held: Collection[bytes]) -> None:
     missing: list[str] = []
     count = 0
     try:
-        with ArchiveReader(partition.name) as reader:
+        with ArchiveReader(partition.address) as reader:
             for key, snapshot_id in reader.snapshots():
                 if told_apart(key, snapshot_id) not in held:
                     count += 1

@@ -175,6 +175,9 @@ def _tell(
 ) -> int:
     import shlex
 
+    from gristmill.ledger.address import without_passwords
+
+    dataset = without_passwords(dataset)
     size = sum(entry.bytes for entry in manifest.files)
     if as_json:
         from gristmill.cli.document import json_text

@@ -71,6 +71,7 @@ def command(
     """
     from gristmill.credit import AdvantageKind
     from gristmill.engine import BuildOptions, Engine, build
+    from gristmill.ledger.address import without_passwords
     from gristmill.reconstruction import RowMode
 
     options = BuildOptions(
@@ -97,6 +98,7 @@ def command(
         )
     finally:
         watched.end()
+    archive, rows = without_passwords(archive), without_passwords(rows)
     if as_json:
         import json
 

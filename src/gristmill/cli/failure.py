@@ -131,8 +131,18 @@ def internal_failure(error: BaseException, debug_variable: str) -> Failure:
     )
 
 
+def _without_passwords(failure: Failure) -> Failure:
+    if not any(told and ":/" in told and "@" in told for told in failure[1:]):
+        return failure
+    from gristmill.ledger.address import without_passwords
+
+    where, hint = (told and without_passwords(told) for told in (failure.where, failure.hint))
+    return Failure(failure.code, without_passwords(failure.message), where, hint)
+
+
 def print_failure(failure: Failure, *, as_json: bool) -> None:
-    """Write an error: on stdout as JSON, or on stderr for people."""
+    """Write an error: on stdout as JSON, or on stderr for people; passwords of URLs are left out."""
+    failure = _without_passwords(failure)
     if as_json:
         from gristmill.cli.document import json_text
 

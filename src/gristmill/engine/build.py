@@ -80,9 +80,9 @@ def build(  # noqa: PLR0913 - one call makes all of a build
     job = make_job(archive, rows, options or BuildOptions(), import_paths)
     if is_archive(job.rows):
         raise ExportError(
-            f"expected a place for rows, {job.rows} is an archive",
+            f"expected a place for rows, {job.place.name} is an archive",
             code=Code.OUTPUT_EXISTS,
-            where=job.rows,
+            where=job.place.name,
             hint="name another folder for the rows",
         )
     target = FORMATS[job.options.format]

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from gristmill.errors import Code, ConfigError
 
-__all__ = ["LedgerAddress", "PostgresAddress", "is_postgres", "parse_address", "path_of"]
+__all__ = ["LedgerAddress", "PostgresAddress", "is_postgres", "parse_address", "path_of", "without_passwords"]
 
 DEFAULT_SCHEMA: Final = "gristmill"
 
@@ -29,6 +29,8 @@ _SCHEMES: Final = ("postgresql://", "postgres://")
 _MEANT: Final = re.compile(r"postgres\w*(\+\w+)?:/", re.IGNORECASE)
 _SCHEMA: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 _SECRET: Final = frozenset({"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"})
+# The second way is for those who write a / of their password as it is; a number before a / is a port.
+_PASSWORD: Final = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*:/+[^\s/:@]*):(?:[^\s/]+@|(?!\d{1,5}/)\S+@)")
 _EXAMPLE: Final = "postgresql://USER@HOST:5432/DATABASE?schema=gristmill"
 
 
@@ -116,6 +118,11 @@ def parse_address(text: str | Path | PostgresAddress) -> LedgerAddress:
 def path_of(address: LedgerAddress) -> Path | None:
     """Return the path of a ledger that is a file."""
     return address if isinstance(address, Path) else None
+
+
+def without_passwords(text: str) -> str:
+    """Take the passwords out of all URLs in a text, whatever they address: `ftp://user:password@host/x` and others."""
+    return _PASSWORD.sub(r"\1@", text) if ":/" in text else text
 
 
 def _query(parameters: list[tuple[str, str]]) -> str:
