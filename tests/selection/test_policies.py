@@ -340,6 +340,18 @@ def test_what_is_no_fault_of_a_policy_passes(ending: BaseException) -> None:
         call_policy(ends, TWO, {})
 
 
+def test_a_module_that_ends_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A script without a guard ends the command; want of memory says nothing of the module.
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "policies_of_a_script.py").write_text("raise SystemExit(0)")
+    (tmp_path / "policies_of_a_giant.py").write_text("raise MemoryError")
+    with pytest.raises(GristmillError) as failed:
+        resolve_selection_policy("policies_of_a_script:policy")
+    assert failed.value.code is Code.POLICY_LOAD_FAILED
+    with pytest.raises(MemoryError):
+        resolve_selection_policy("policies_of_a_giant:policy")
+
+
 def test_a_policy_cannot_reorder_the_capture() -> None:
     # What a policy gets is its own tuple.
     def greedy(records: Any, result: Any) -> Any:
