@@ -94,6 +94,40 @@ def test_what_is_archived_may_be_deleted(ledger: Path, tmp_path: Path, capsys: p
         assert {key.rollout_id for key in stored.attempts()} == {"open"}
 
 
+def test_a_ledger_is_archived_day_after_day(ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What finished yesterday is in the data set already; twice in it, it would make all of it unreadable."""
+    runs = tmp_path / "runs"
+    assert run(capsys, "archive", ledger, runs, "--partition", "day1", "--retire").code == 0
+    with SqliteLedger(ledger) as stored:
+        stored.freeze(AttemptKey("finished"))
+        fill(stored, AttemptKey("new"))
+        stored.finish(AttemptKey("new"), Result(value={}, reward=0.5))
+    told = run(capsys, "archive", ledger, runs, "--partition", "day2", "--retire", "--json").json
+    assert (told["counts"]["attempts"], told["already"], told["retired"]) == (1, 1, 1)
+    with ArchiveReader(runs) as archive:
+        assert sorted(key.rollout_id for key in archive.attempts()) == ["abandoned", "finished", "frozen", "new"]
+    with SqliteReader(ledger) as stored:
+        assert {key.rollout_id for key in stored.attempts()} == {"open", "new"}
+    assert (
+        "1 rollout in another partition as they are" in run(capsys, "archive", ledger, runs, "--partition", "day3").err
+    )
+
+
+def test_other_content_of_an_archived_attempt_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody could say which of the two is right."""
+    runs = tmp_path / "runs"
+    for number, reward in enumerate((1.0, 0.0)):
+        with SqliteLedger(tmp_path / f"{number}.gristmill") as made:
+            fill(made, AttemptKey("same"))
+            made.finish(AttemptKey("same"), Result(value={}, reward=reward))
+    assert run(capsys, "archive", tmp_path / "0.gristmill", runs).code == 0
+    ran = run(capsys, "archive", tmp_path / "1.gristmill", runs, "--json")
+    assert (ran.code, ran.json["error"]["code"]) == (3, "output_exists")
+    assert "same/0 is in run=0" in ran.json["error"]["message"]
+    assert not (runs / "run=1").exists()
+    assert run(capsys, "ls", runs).code == 0
+
+
 def test_what_is_not_proved_is_kept(ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another archive, a changed file, a missing option: nothing is deleted."""
     runs, other = tmp_path / "runs", tmp_path / "other"

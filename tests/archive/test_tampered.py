@@ -369,7 +369,6 @@ READS: dict[str, Callable[[ArchiveReader], object]] = {
     "summaries": lambda reader: list(reader.summaries()),
     "summary": lambda reader: reader.summary(AttemptKey("rollout-00000")),
     "snapshots": lambda reader: list(reader.snapshots()),
-    "holds": lambda reader: reader.holds(AttemptKey("rollout-00000")),
     "read": lambda reader: reader.read(AttemptKey("rollout-00000"), tokens=False),
     "setup": lambda reader: reader.setup(AttemptKey("rollout-00000")),
     "check": lambda reader: reader.check(AttemptKey("rollout-00000")),
@@ -425,9 +424,11 @@ def test_what_queries_see_is_compared_with_the_evidence(runs: Path) -> None:
 def test_an_attempt_in_two_places_is_refused(tmp_path: Path) -> None:
     """Nothing says which of them is right, and both would be trained."""
     write_archive(tmp_path / "runs", list(rollouts(5)), "a")
-    write_archive(tmp_path / "runs", list(rollouts(5, first=4)), "b")
-    with ArchiveReader(tmp_path / "runs") as reader, pytest.raises(DecodeError, match="rollout-00004"):
+    write_archive(tmp_path / "other", list(rollouts(5, first=4)), "b")
+    (tmp_path / "other" / "run=b").rename(tmp_path / "runs" / "run=b")
+    with ArchiveReader(tmp_path / "runs") as reader, pytest.raises(DecodeError, match="rollout-00004") as caught:
         list(reader.attempts())
+    assert "take one of the two partitions away" in str(caught.value.hint)
 
 
 def test_partitions_without_a_manifest_are_not_read(tmp_path: Path) -> None:

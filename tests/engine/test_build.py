@@ -299,7 +299,8 @@ def test_what_a_build_refuses_before_it_begins(runs: Path, tmp_path: Path, capsy
     assert ran.json["error"]["code"] == "file_malformed"
     with pytest.raises(ConfigError):
         build(runs, tmp_path / "rows", BuildOptions(options={"nope": "1"}))
-    write_archive(runs, list(rollouts(2)), "again")
+    write_archive(tmp_path / "other", list(rollouts(2)), "again")
+    (tmp_path / "other" / "run=again").rename(runs / "run=again")
     ran = run(capsys, "build", runs, tmp_path / "rows", "--json")
     assert (ran.json["error"]["code"], (tmp_path / "rows").exists()) == ("file_malformed", False)
 

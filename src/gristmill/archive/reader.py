@@ -189,7 +189,8 @@ class ArchiveReader:
                 if one == other:
                     places = f"{self._reader(first.part).where} and {self._reader(second.part).where}"
                     message = f"expected each attempt in one place, {one.rollout_id}/{one.attempt} is in {places}"
-                    raise DecodeError(message, where=self.name)
+                    hint = "take one of the two partitions away: nobody can say which is right"
+                    raise DecodeError(message, where=self.name, hint=hint)
             self._index = index
         return self._index
 
@@ -217,14 +218,6 @@ class ArchiveReader:
             code=Code.ROLLOUT_UNKNOWN,
             where=key.rollout_id,
         )
-
-    def holds(self, key: AttemptKey, partition: str | None = None) -> bool:
-        """Say whether an attempt is in the data set, or in one partition of it; `DecodeError` as `index`."""
-        try:
-            found = self._find(key)
-        except LedgerError:
-            return False
-        return partition in {None, self.parts[found.part].partition}
 
     # As a ledger
 

@@ -1,21 +1,23 @@
 """Writes one partition of a data set.
 
 Invariant: the partition is there whole, its manifest last, or not at all. One that is replaced holds nothing that the
-new one does not, unless it is said that it may be dropped. Every attempt is whole in one part, and parts are bounded.
+new one does not, unless it is said that it may be dropped. Every attempt is whole in one part of one partition of the
+data set, and parts are bounded.
 Of an attempt that is written, memory keeps sixteen bytes to know it again, and sixteen more where one is replaced.
 
-Not here: the files of a part (parquet_part), and what was archived before (reader, replacing).
+Not here: the files of a part (parquet_part), and what was archived before (reader, replacing, elsewhere).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from types import TracebackType
 from typing import Final, Self
 
 from gristmill.archive.attempt_rows import ArchivedAttempt, pack
+from gristmill.archive.elsewhere import Elsewhere, key_digest
 from gristmill.archive.local import sweep_work
 from gristmill.archive.manifest import (
     PARTITION_PREFIX,
@@ -63,9 +65,13 @@ class PartitionWriter:
         overwrite: replace a partition of this name, if the new one holds all of its attempts as they are there.
         drop: replace it whatever it holds.
 
+    Attributes:
+        already: attempts that were not written, because another partition holds them as they are.
+
     Raises:
         ConfigError: `option_invalid`: the name.
         ExportError: `output_exists`, `file_unreadable`.
+        DecodeError: another partition of the data set cannot be read.
     """
 
     def __init__(
@@ -93,6 +99,8 @@ class PartitionWriter:
                 hint="give it another name with --partition, or replace it by one that holds as much with --overwrite",
             )
         self._folder = folder
+        self._elsewhere = Elsewhere(place, folder)
+        self.already = 0
         self._held: set[bytes] | None = set() if there and not drop else None
         self._stack = ExitStack()
         self._publication: Publication | None = None
@@ -117,15 +125,16 @@ class PartitionWriter:
         return self._part
 
     def add(self, attempt: ArchivedAttempt) -> str:
-        """Write an attempt and return the snapshot id under which it can be proved to be here.
+        """Write an attempt and return the snapshot id under which it can be proved to be in the data set.
 
         Raises:
+            ExportError: `output_exists`: another partition holds it with other content.
             LedgerError: `attempt_differs`: it was added before; `item_too_large`, `option_invalid`,
                 `token_count_mismatch`, `call_unknown`: it holds what cannot be stored.
             ExportError: `file_unreadable`.
         """
         key = attempt.key
-        known = blake2b(f"{key.attempt} {key.rollout_id}".encode(errors="surrogatepass"), digest_size=16).digest()
+        known = key_digest(key)
         if known in self._seen:
             raise LedgerError(
                 f"expected each attempt once, got {key.rollout_id}/{key.attempt} again",
@@ -133,22 +142,30 @@ class PartitionWriter:
                 where=key.rollout_id,
             )
         packed = pack(attempt, exchanges=self._exchanges)
+        row = packed.attempt
+        snapshot: str = row["snapshot_id"]
+        if self._elsewhere.holds(key, snapshot):
+            self._seen.add(known)
+            self.already += 1
+            return snapshot
         part = self._open()
         part.add(packed)
         self._seen.add(known)
-        row = packed.attempt
         for name in ("calls", "lost", "usable_calls", "sampled_tokens", "prompt_tokens"):
             self._counts[name] += row[name]
         self._counts["attempts"] += 1
         self._counts["late"] += len(attempt.late)
         self._states[row["state"]] += 1
-        snapshot: str = row["snapshot_id"]
         self._digest.add(key, snapshot)
         if self._held is not None:
             self._held.add(told_apart(key, snapshot))
         if part.bytes >= self._part_bytes:
             self._close_part()
         return snapshot
+
+    def added(self, key: AttemptKey) -> bool:
+        """Say whether an attempt was given to `add`."""
+        return key_digest(key) in self._seen
 
     def _close_part(self) -> None:
         if self._part is not None:

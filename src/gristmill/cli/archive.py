@@ -1,8 +1,8 @@
 """`gristmill archive`: captures as a partition of a Parquet data set.
 
 JSON: `{"dataset", "partition", "parts", "bytes", "counts": {attempts, calls, lost, late, usable_calls, sampled_tokens,
-prompt_tokens}, "passed_over", "retired", "bad_lines": [{where, message}]}`; `passed_over` counts open attempts,
-`retired` those that were deleted from their ledger.
+prompt_tokens}, "passed_over", "already", "retired", "bad_lines": [{where, message}]}`; `passed_over` counts open
+attempts, `already` those that another partition holds, `retired` those that were deleted from their ledger.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from gristmill.cli.place import place_of as named_place
 from gristmill.errors import Code, ConfigError
 
 if TYPE_CHECKING:
-    from gristmill.archive import ArchivedAttempt, ArchiveManifest
+    from gristmill.archive import ArchivedAttempt, ArchiveManifest, PartitionWriter
     from gristmill.cli.store import Stored
     from gristmill.ledger import LedgerAddress
 
@@ -61,7 +61,8 @@ def command(
     """Write captures as a partition of a Parquet data set, here or in an object store.
 
     DATASET is a folder or a URL (s3://bucket/runs). The partition is there whole or not at all, and every command takes
-    the data set as captures. Open attempts are passed over: they may still change.
+    the data set as captures. Open attempts are passed over: they may still change. What another partition of the data
+    set holds as it is is not written again.
     """
     from gristmill.archive import PartitionWriter, place_of
     from gristmill.cli.progress import progress
@@ -93,8 +94,9 @@ def command(
                 writer.add(attempt)
             step(1)
         manifest = writer.finish()
-    retired = _retire(captures, dataset, manifest) if retire else 0
-    return _tell(captures, dataset, manifest, passed_over, retired, as_json=as_json)
+    retired = _retire(captures, dataset, writer) if retire else 0
+    told = {"passed_over": passed_over, "already": writer.already, "retired": retired}
+    return _tell(captures, dataset, manifest, told, as_json=as_json)
 
 
 def _name_of(captures: Captures) -> str:
@@ -147,7 +149,7 @@ def _store(stores: dict[LedgerAddress, Stored], attempt: Attempt, stack: context
     return store
 
 
-def _retire(captures: Captures, dataset: str, manifest: ArchiveManifest) -> int:
+def _retire(captures: Captures, dataset: str, writer: PartitionWriter) -> int:
     """Delete what the archive proves that it holds from the ledgers that it came from."""
     from gristmill.archive import ArchiveReader
     from gristmill.cli.sources import Kind
@@ -164,14 +166,14 @@ def _retire(captures: Captures, dataset: str, manifest: ArchiveManifest) -> int:
                 keys = [summary.key for summary in store.summaries() if summary.state in frozen]
             with writing(source.path) as ledger:
                 for key in keys:
-                    if archive.holds(key, manifest.partition):
+                    if writer.added(key):
                         ledger.retire(key, archive.prove(key))
                         retired += 1
     return retired
 
 
 def _tell(
-    captures: Captures, dataset: str, manifest: ArchiveManifest, passed_over: int, retired: int, *, as_json: bool
+    captures: Captures, dataset: str, manifest: ArchiveManifest, told: Mapping[str, int], *, as_json: bool
 ) -> int:
     import shlex
 
@@ -182,17 +184,16 @@ def _tell(
     if as_json:
         from gristmill.cli.document import json_text
 
-        told = {
+        document = {
             "dataset": dataset,
             "partition": manifest.partition,
             "parts": manifest.parts,
             "bytes": size,
             "counts": msgspec.to_builtins(manifest.counts),
-            "passed_over": passed_over,
-            "retired": retired,
+            **told,
             "bad_lines": captures.bad_lines,
         }
-        sys.stdout.write(json_text(told) + "\n")
+        sys.stdout.write(json_text(document) + "\n")
         return 0
     from gristmill.cli.plural import counted
     from gristmill.cli.progress import bytes_text
@@ -203,9 +204,11 @@ def _tell(
     lost = f" (and {counts.lost:,} lost)" if counts.lost else ""
     calls, tokens = counted(counts.calls, "call"), counted(counts.sampled_tokens, "sampled token")
     show(words(f"{counted(counts.attempts, 'rollout')}, {calls}{lost}, {tokens}, {bytes_text(size)}"))
-    if passed_over:
-        remark("note", f"{counted(passed_over, 'open attempt')} passed over: what is open may still change")
-    if retired:
-        show(words(f"{counted(retired, 'attempt')} deleted from the ledger"))
+    if told["already"]:
+        remark("note", f"{counted(told['already'], 'rollout')} in another partition as they are: not written again")
+    if told["passed_over"]:
+        remark("note", f"{counted(told['passed_over'], 'open attempt')} passed over: what is open may still change")
+    if told["retired"]:
+        show(words(f"{counted(told['retired'], 'attempt')} deleted from the ledger"))
     remark("next", shlex.join(["gristmill", "build", dataset, "ROWS"]))
     return 0
