@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import traceback
 
 import pytest
 
@@ -55,6 +56,13 @@ def test_an_error_has_a_code_of_its_kind() -> None:
     # `--json` prints a code for every error, also where the raiser named none.
     assert ConfigError("m").code is Code.OPTION_INVALID
     assert ConfigError("m", code=Code.POLICY_OPTION_INVALID, hint="h").hint == "h"
+
+
+def test_a_traceback_tells_the_hint() -> None:
+    # In a notebook nobody looks into the attributes of an exception to learn what to install.
+    told = "".join(traceback.format_exception(ConfigError("m", hint="pip install it")))
+    assert told.endswith("m\nhint: pip install it\n")
+    assert not hasattr(ConfigError("m"), "__notes__")
 
 
 def test_public_names() -> None:

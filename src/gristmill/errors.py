@@ -388,6 +388,9 @@ class GristmillError(Exception):
         self.code = code or self.default_code
         self.where = where
         self.hint = hint
+        if hint is not None:
+            # From Python, where nobody prints hints, the traceback does.
+            self.add_note(f"hint: {hint}")
 
 
 class ConfigError(GristmillError):

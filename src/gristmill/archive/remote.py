@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final, cast
 
 from gristmill.archive.place import MANIFEST_NAME, Place, Publication, reading, writing
 from gristmill.errors import ConfigError, DecodeError, ExportError
+from gristmill.extras import install_hint
 from gristmill.ledger.address import without_passwords
 
 __all__ = ["open_remote"]
@@ -164,7 +165,7 @@ def open_remote(protocol: str, url: str) -> Place:
         raise ConfigError(
             f"expected a local path, got {shown}: other places need fsspec, which is not installed",
             where=shown,
-            hint="pip install 'gristmill[archive]'",
+            hint=install_hint("archive"),
         ) from error
     try:
         files, path = _file_system(core, protocol, url)

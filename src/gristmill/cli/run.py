@@ -90,7 +90,7 @@ def command(
 ) -> int:
     """Run a harness against a gateway and keep its rollout.
 
-    Without --gateway, one is started over --ledger (gristmill.ledger by default) for the run, in front of the engines
+    Without --gateway, one is started over --ledger (run.gristmill by default) for the run, in front of the engines
     that --upstream names; if another process has the ledger open, its gateway is joined. Ends with the harness's own
     exit code.
     """

@@ -24,6 +24,7 @@ from gristmill.engine.job import BuildJob, PartTask
 from gristmill.engine.local import worker_lost
 from gristmill.engine.partition import PartReport, report_of
 from gristmill.errors import ConfigError
+from gristmill.extras import install_hint
 
 __all__ = ["run_ray"]
 
@@ -65,7 +66,7 @@ def run_ray(job: BuildJob, tasks: Sequence[PartTask], jobs: int) -> Generator[Pa
         raise ConfigError(
             f"expected the packages of {_EXTRA}, {error.name} is not installed",
             where="--engine ray",
-            hint=f"pip install '{_EXTRA}'",
+            hint=install_hint("ray"),
         ) from error
     own = not ray.is_initialized()
     if own:

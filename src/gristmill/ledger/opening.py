@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gristmill.errors import Code, ConfigError
+from gristmill.extras import install_hint
 from gristmill.ledger.address import LedgerAddress
 from gristmill.ledger.lock import LockHolder, read_holder
 from gristmill.ledger.migrate import migrate
@@ -44,7 +45,7 @@ def _packages() -> Generator[None]:
             f"expected the packages of {_EXTRA} for a ledger in PostgreSQL, {error.name} is not installed",
             code=Code.OPTION_INVALID,
             where=_EXTRA,
-            hint=f"pip install '{_EXTRA}'",
+            hint=install_hint("postgres"),
         ) from error
 
 

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from gristmill.errors import Code, ConfigError
+from gristmill.extras import install_hint
 
 __all__ = ["packages_of"]
 
@@ -33,5 +34,5 @@ def packages_of(*extras: str) -> Generator[None]:
             f"expected the packages of {wanted}, {error.name} is not installed",
             code=Code.OPTION_INVALID,
             where=wanted,
-            hint=f"pip install '{wanted}'",
+            hint=install_hint(*extras),
         ) from error

@@ -185,7 +185,7 @@ def test_what_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     with pytest.raises(ConfigError) as told:
         run(tmp_path / "plain", work)
-    assert told.value.hint == "pip install 'gristmill[render]'"
+    assert told.value.hint == "pip install 'gristmill[render]', in a clone pip install -e '.[render]'"
 
 
 def test_the_working_directory_holds_no_modules(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

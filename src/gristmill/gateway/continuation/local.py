@@ -24,6 +24,7 @@ from typing import Final
 import msgspec
 
 from gristmill.errors import Code, ConfigError
+from gristmill.extras import install_hint
 from gristmill.gateway.continuation.render_worker import LENGTH_bytes, RenderAnswer, RenderQuestion, framed
 from gristmill.gateway.continuation.renderer import RenderFailed, Rendering
 from gristmill.gateway.continuation.template_input import template_variables
@@ -31,7 +32,6 @@ from gristmill.gateway.continuation.template_input import template_variables
 __all__ = ["LocalRenderer"]
 
 _START_s: Final = 120.0
-_EXTRA: Final = "gristmill[render]"
 _WORKER: Final = "gristmill.gateway.continuation.render_worker"
 _decode = msgspec.json.Decoder(RenderAnswer).decode
 
@@ -70,7 +70,7 @@ class LocalRenderer:
                 f"expected a folder with a tokenizer and its chat template: {failed.message}",
                 code=Code.OPTION_INVALID,
                 where="--tokenizer",
-                hint=f"pip install '{_EXTRA}'" if absent else "name the folder that the engine was given",
+                hint=install_hint("render") if absent else "name the folder that the engine was given",
             ) from failed
 
     async def close(self) -> None:
