@@ -22,7 +22,7 @@ from typing import Any
 from gristmill.ledger import AttemptKey, SqliteReader, read_holder
 from gristmill.records import Capture
 
-__all__ = ["COMMAND", "Gateway", "Rollout", "captured", "gateway", "gristmill", "process", "until"]
+__all__ = ["COMMAND", "Gateway", "Rollout", "captured", "gateway", "gristmill", "process", "until", "until_healthy"]
 
 Json = dict[str, Any]
 
@@ -38,6 +38,21 @@ def until(what: str, holds: Any, timeout_s: float = 60.0) -> Any:
             raise TimeoutError(f"waited {timeout_s} s for {what}")
         sleep(0.02)
     return value
+
+
+def until_healthy(what: str, url: str, running: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+    """Wait until a server's `/health` answers, or tell how its process ended."""
+
+    def healthy() -> bool:
+        if running.poll() is not None:
+            raise RuntimeError(f"{what} ended with status {running.returncode}:\n{log.read_text()[-3000:]}")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return True
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    until(what, healthy, timeout_s)
 
 
 @contextmanager

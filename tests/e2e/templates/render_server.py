@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.gateway.continuation.renderer import RenderFailed, Rendering
-from tests.e2e.stage import clean_environment, process, until
+from tests.e2e.stage import clean_environment, process, until_healthy
 
 __all__ = ["RenderServer", "render_server"]
 
@@ -81,15 +81,5 @@ def render_server(python: str, folder: Path, cache: Path, log: Path) -> Iterator
     env.pop("PYTHONPATH", None)
     with process([*argv, "--enable-scale-out"], log, env) as running:
         url = f"http://127.0.0.1:{port}"
-
-        def healthy() -> bool:
-            if running.poll() is not None:
-                raise RuntimeError(f"vLLM ended with status {running.returncode}:\n{log.read_text()[-3000:]}")
-            try:
-                with urllib.request.urlopen(f"{url}/health", timeout=5):
-                    return True
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
-                return False
-
-        until("vLLM", healthy, 200)
+        until_healthy("vLLM", url, running, log, 200)
         yield RenderServer(url, str(folder))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 
-from tests.e2e.stage import clean_environment, process, until
+from tests.e2e.stage import clean_environment, process, until_healthy
 
 __all__ = ["MODEL", "Engine", "engine"]
 
@@ -55,15 +53,5 @@ def engine(python: str, model: str, cache: Path, folder: Path) -> Iterator[Engin
     log = folder / "engine.log"
     with process(argv, log, env) as running:
         url = f"http://127.0.0.1:{port}"
-
-        def healthy() -> bool:
-            if running.poll() is not None:
-                raise RuntimeError(f"vLLM ended with status {running.returncode}:\n{log.read_text()[-3000:]}")
-            try:
-                with urllib.request.urlopen(f"{url}/health", timeout=5):
-                    return True
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
-                return False
-
-        until("vLLM", healthy, 400)
+        until_healthy("vLLM", url, running, log, 400)
         yield Engine(url, running)
